@@ -1,0 +1,171 @@
+"""The one definition of the distribution: what drafts are drawn from and what they are verified against.
+
+Processors run in the order transformers uses: logit bias, repetition penalty, presence and frequency penalties,
+banned tokens, temperature, top-k, top-p, min-p. Greedy is the one-hot case (ties go to the lowest id). Laws are
+sparse wherever the processors leave few tokens, so no vocabulary-sized sort or copy is made in the common case.
+"""
+
+from __future__ import annotations
+
+import random
+from collections import Counter
+from collections.abc import Sequence
+
+import torch
+from torch import Tensor
+
+from .errors import ModelError
+from .interfaces import RandomSource
+from .types import EMPTY_DRAFT, Draft, Probs, SamplingParams, TokenLogprob
+
+_FIRST_WIDTH = 64  # candidates looked at first by top-p and min-p; grows by 8 until they suffice
+
+
+def probs(
+    logits: Tensor, params: SamplingParams, tokens: Sequence[int] = (), num_prompt: int = 0, draft: Draft = EMPTY_DRAFT
+) -> Probs:
+    """The law of the next token at the root and at every node of a draft.
+
+    Args:
+        logits: `[N+1, V]`; row 0 follows `tokens`, row i+1 follows the path to node i of `draft`.
+        tokens, num_prompt: prompt and output so far, for the penalties.
+
+    Returns:
+        N+1 rows; float32, or float64 if the logits are.
+
+    Raises:
+        ModelError: the logits hold no finite maximum (a damaged model, or an overflow).
+    """
+    if logits.dtype != torch.float64:
+        logits = logits.float()
+    logits = penalise(logits, params, tokens, num_prompt, draft)
+    top, argmax = logits.max(dim=-1)
+    if not bool(torch.isfinite(top).all()):
+        raise ModelError("the model's logits are not finite: every token is banned, or the weights are damaged")
+    if params.greedy:
+        return Probs(torch.ones_like(top)[:, None], argmax[:, None], logits.shape[-1])
+    scaled = (logits - top[:, None]).div_(params.temperature)
+    return _truncate(scaled, params)
+
+
+def penalise(
+    logits: Tensor, params: SamplingParams, tokens: Sequence[int], num_prompt: int, draft: Draft = EMPTY_DRAFT
+) -> Tensor:
+    """Bias, penalties and bans, exact for the history of every row; a copy is made only if something applies."""
+    vocab_size = logits.shape[-1]
+    bias = {t: b for t, b in params.logit_bias.items() if t < vocab_size}
+    banned = [t for t in params.banned_tokens if t < vocab_size]
+    if not (bias or banned or params.needs_history):
+        return logits
+    logits = logits.clone()
+    if bias:
+        logits[:, list(bias)] += logits.new_tensor(list(bias.values()))
+    if params.needs_history:
+        seen, output = set(tokens), Counter(tokens[num_prompt:])
+        for row in range(logits.shape[0]):
+            path = [draft.tokens[node] for node in draft.path(row - 1)]
+            _penalise_row(logits[row], params, seen.union(path), output + Counter(path))
+    if banned:
+        logits[:, banned] = -torch.inf
+    return logits
+
+
+def _penalise_row(row: Tensor, params: SamplingParams, seen: set[int], output: Counter[int]) -> None:
+    """In place on one row `[V]`: CTRL's repetition penalty (1909.05858), then presence and frequency."""
+    vocab_size = row.shape[0]
+    if params.repetition_penalty != 1:
+        ids = torch.tensor([t for t in seen if t < vocab_size], device=row.device)
+        values = row[ids]
+        row[ids] = torch.where(values < 0, values * params.repetition_penalty, values / params.repetition_penalty)
+    counts = {t: c for t, c in output.items() if t < vocab_size}
+    if counts and (params.presence_penalty or params.frequency_penalty):
+        ids = torch.tensor(list(counts), device=row.device)
+        times = torch.tensor(list(counts.values()), device=row.device, dtype=row.dtype)
+        row[ids] -= params.presence_penalty + params.frequency_penalty * times
+
+
+def _truncate(scaled: Tensor, params: SamplingParams) -> Probs:
+    """Top-k, top-p and min-p of `scaled` `[R, V]`, whose row maxima are 0."""
+    vocab_size = scaled.shape[-1]
+    if params.top_k == 0 and params.top_p == 1 and params.min_p == 0:
+        return Probs.dense(torch.softmax(scaled, dim=-1))
+    total = None if params.top_k else scaled.exp().sum(-1, keepdim=True)
+    width = min(vocab_size, max(_FIRST_WIDTH, 2 * params.top_k))
+    while True:
+        values, ids = scaled.topk(width, dim=-1)
+        keep, enough = _kept(values, total, params)
+        if width == vocab_size or enough:
+            break
+        width = min(vocab_size, 8 * width)
+    widest = int(keep.sum(-1).max())
+    kept = values[:, :widest].exp() * keep[:, :widest]
+    return Probs(kept / kept.sum(-1, keepdim=True), ids[:, :widest], vocab_size)
+
+
+def _kept(values: Tensor, total: Tensor | None, params: SamplingParams) -> tuple[Tensor, bool]:
+    """Which of the sorted candidates `[R, W]` survive, and whether the candidates were surely enough.
+
+    Borders are thresholds on the value, so equal tokens share their fate and the order of ties does not matter.
+    """
+    keep = torch.ones_like(values, dtype=torch.bool)
+    if params.top_k and params.top_k < values.shape[-1]:
+        keep &= values >= values[:, params.top_k - 1 : params.top_k]
+    weights = values.exp() * keep
+    if params.top_p < 1:
+        mass = weights.sum(-1, keepdim=True) if total is None else total
+        before = weights.double().cumsum(-1) - weights
+        border = values.masked_fill((before >= params.top_p * mass) | ~keep, torch.inf).amin(-1, keepdim=True)
+        keep &= values >= border
+    if params.min_p > 0:
+        keep &= values.exp() >= params.min_p  # the row's maximum has exp(0) = 1
+    return keep, not bool(keep[:, -1].any())
+
+
+def logprobs(logits: Tensor, tokens: Sequence[int], num_top: int) -> list[TokenLogprob]:
+    """Log-probabilities of `tokens` `[M]` under `logits` `[M, V]`, with the `num_top` most likely of each row."""
+    logs = torch.log_softmax(logits.float(), dim=-1)
+    top = logs.topk(min(num_top, logs.shape[-1]), dim=-1)
+    return [
+        TokenLogprob(token, float(logs[i, token]), tuple(zip(top.indices[i].tolist(), top.values[i].tolist())))
+        for i, token in enumerate(tokens)
+    ]
+
+
+def draw(law: Probs, row: int, source: RandomSource, stream: str) -> int:
+    """One token from one row of `law`."""
+    ids, weights = law.support(row)
+    index = source.categorical(weights, stream)
+    return index if ids is None else int(ids[index])
+
+
+class SeededSource:
+    """A sequence's own chance: one Mersenne Twister per stream, each seeded by a hash of seed, index and stream.
+
+    Every number is used once, and no other sequence can disturb it: the same seed gives the same text whatever
+    shares the batch.
+    """
+
+    def __init__(self, seed: int | None = None, index: int = 0):
+        """seed: None takes one from the system. index: which of the n continuations of a prompt."""
+        self.seed = random.SystemRandom().getrandbits(63) if seed is None else seed
+        self.index = index
+        self._streams: dict[str, random.Random] = {}
+
+    def _uniform(self, stream: str) -> float:
+        if stream not in self._streams:
+            self._streams[stream] = random.Random(f"draftproof/{self.seed}/{self.index}/{stream}")
+        return self._streams[stream].random()
+
+    def bernoulli(self, prob: float, stream: str) -> bool:
+        return self._uniform(stream) < prob
+
+    def categorical(self, weights: Tensor, stream: str) -> int:
+        """Inverse transform in float64; an index of weight zero is never returned."""
+        cumulative = weights.double().cumsum(-1)
+        total = cumulative[-1]
+        if not bool(total > 0) or not bool(torch.isfinite(total)):
+            raise ModelError(f"cannot draw a token: the {stream} weights sum to {float(total)}")
+        index = int(torch.searchsorted(cumulative, total * self._uniform(stream), right=True))
+        if index >= len(weights):  # the product rounded up to the total
+            index = int(weights.nonzero()[-1])
+        return index
