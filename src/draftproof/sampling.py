@@ -39,13 +39,12 @@ def probs(
     if logits.dtype != torch.float64:
         logits = logits.float()
     logits = penalise(logits, params, tokens, num_prompt, draft)
-    top, argmax = logits.max(dim=-1)
+    top = logits.amax(dim=-1, keepdim=True)
     if not bool(torch.isfinite(top).all()):
         raise ModelError("the model's logits are not finite: every token is banned, or the weights are damaged")
     if params.greedy:
-        return Probs(torch.ones_like(top)[:, None], argmax[:, None], logits.shape[-1])
-    scaled = (logits - top[:, None]).div_(params.temperature)
-    return _truncate(scaled, params)
+        return Probs(torch.ones_like(top), logits.argmax(dim=-1, keepdim=True), logits.shape[-1])
+    return _truncate((logits - top).div_(params.temperature), params)
 
 
 def penalise(
@@ -74,7 +73,7 @@ def _penalise_row(row: Tensor, params: SamplingParams, seen: set[int], output: C
     """In place on one row `[V]`: CTRL's repetition penalty (1909.05858), then presence and frequency."""
     vocab_size = row.shape[0]
     if params.repetition_penalty != 1:
-        ids = torch.tensor([t for t in seen if t < vocab_size], device=row.device)
+        ids = torch.tensor([t for t in seen if t < vocab_size], device=row.device, dtype=torch.long)
         values = row[ids]
         row[ids] = torch.where(values < 0, values * params.repetition_penalty, values / params.repetition_penalty)
     counts = {t: c for t, c in output.items() if t < vocab_size}
@@ -89,21 +88,25 @@ def _truncate(scaled: Tensor, params: SamplingParams) -> Probs:
     vocab_size = scaled.shape[-1]
     if params.top_k == 0 and params.top_p == 1 and params.min_p == 0:
         return Probs.dense(torch.softmax(scaled, dim=-1))
-    total = None if params.top_k else scaled.exp().sum(-1, keepdim=True)
     width = min(vocab_size, max(_FIRST_WIDTH, 2 * params.top_k))
+    total = None
+    if params.top_p < 1 and not params.top_k:  # sum of exp: softmax gives the maximum 1 / total, faster than summing
+        total = 1 / torch.softmax(scaled, dim=-1).amax(-1, keepdim=True)
     while True:
         values, ids = scaled.topk(width, dim=-1)
-        keep, enough = _kept(values, total, params)
-        if width == vocab_size or enough:
+        keep = _kept(values, total, params)
+        if width == vocab_size or not bool(keep[:, -1].any()):  # the last candidate is out, so are all beyond it
             break
+        if len(scaled) > 1:  # one flat row must not widen the others
+            return Probs.stack([_truncate(row, params) for row in scaled.split(1)])
         width = min(vocab_size, 8 * width)
     widest = int(keep.sum(-1).max())
     kept = values[:, :widest].exp() * keep[:, :widest]
     return Probs(kept / kept.sum(-1, keepdim=True), ids[:, :widest], vocab_size)
 
 
-def _kept(values: Tensor, total: Tensor | None, params: SamplingParams) -> tuple[Tensor, bool]:
-    """Which of the sorted candidates `[R, W]` survive, and whether the candidates were surely enough.
+def _kept(values: Tensor, total: Tensor | None, params: SamplingParams) -> Tensor:
+    """Which of the sorted candidates `[R, W]` survive; `total` is the mass `[R, 1]` that top-p is a share of.
 
     Borders are thresholds on the value, so equal tokens share their fate and the order of ties does not matter.
     """
@@ -118,7 +121,7 @@ def _kept(values: Tensor, total: Tensor | None, params: SamplingParams) -> tuple
         keep &= values >= border
     if params.min_p > 0:
         keep &= values.exp() >= params.min_p  # the row's maximum has exp(0) = 1
-    return keep, not bool(keep[:, -1].any())
+    return keep
 
 
 def logprobs(logits: Tensor, tokens: Sequence[int], num_top: int) -> list[TokenLogprob]:

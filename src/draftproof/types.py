@@ -6,8 +6,7 @@ A accepted. `tokens` always means ids of the target's vocabulary.
 
 from __future__ import annotations
 
-import math
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass, field
 from functools import cached_property
 from typing import TYPE_CHECKING, Literal
@@ -15,185 +14,32 @@ from typing import TYPE_CHECKING, Literal
 import torch
 from torch import Tensor
 
-from .errors import OptionError
+from .params import SamplingParams
+from .probs import Probs
 
 if TYPE_CHECKING:
     from .interfaces import RandomSource
 
+__all__ = [
+    "EMPTY_DRAFT",
+    "Draft",
+    "DraftRequest",
+    "Drawn",
+    "FinishReason",
+    "GenerationResult",
+    "GenerationStats",
+    "Piece",
+    "Probs",
+    "SamplingParams",
+    "SequenceState",
+    "StreamEvent",
+    "TargetOutput",
+    "TokenLogprob",
+    "Verification",
+]
+
 Drawn = Literal["fixed", "independent", "without_replacement"]
 FinishReason = Literal["stop", "length", "abort"]
-
-
-@dataclass(frozen=True)
-class SamplingParams:
-    """How tokens are chosen and when to stop. The defaults are plain sampling from the model's own law.
-
-    Args:
-        temperature: 0 is greedy; otherwise logits are divided by it.
-        top_k: keep the k most likely tokens (ties at the border stay); 0 is off.
-        top_p: keep the smallest set of most likely tokens whose mass reaches top_p (ties at its border stay); 1 is off.
-        min_p: drop tokens less likely than min_p times the most likely; 0 is off.
-        repetition_penalty: divides positive and multiplies negative logits of tokens seen in prompt or output.
-        presence_penalty, frequency_penalty: subtracted once, and per occurrence, for tokens of the output.
-        logit_bias: added to the logits of the given token ids.
-        banned_tokens: ids that never appear.
-        max_new_tokens: exact budget of new tokens.
-        stop: strings that end the text; the text ends before them.
-        stop_token_ids: ids that end the text, besides the model's own end-of-text ids.
-        ignore_eos: run through the model's own end-of-text ids.
-        seed: same seed and settings, same tokens; None draws one from the system.
-        logprobs: report the log-probability of each token and of this many most likely ones, from the target's
-            logits before any processing; None is off.
-        n: number of independent continuations of each prompt.
-
-    Raises:
-        OptionError: a value outside its range.
-    """
-
-    temperature: float = 1.0
-    top_k: int = 0
-    top_p: float = 1.0
-    min_p: float = 0.0
-    repetition_penalty: float = 1.0
-    presence_penalty: float = 0.0
-    frequency_penalty: float = 0.0
-    logit_bias: Mapping[int, float] = field(default_factory=dict)
-    banned_tokens: tuple[int, ...] = ()
-    max_new_tokens: int = 256
-    stop: tuple[str, ...] = ()
-    stop_token_ids: tuple[int, ...] = ()
-    ignore_eos: bool = False
-    seed: int | None = None
-    logprobs: int | None = None
-    n: int = 1
-
-    def __post_init__(self) -> None:
-        for name in ("stop", "stop_token_ids", "banned_tokens"):
-            value = getattr(self, name)
-            if isinstance(value, (str, int)):
-                value = (value,)
-            object.__setattr__(self, name, tuple(value or ()))
-        object.__setattr__(self, "logit_bias", dict(self.logit_bias or {}))
-        for name, low, high in _FLOAT_RANGES:
-            value = getattr(self, name)
-            if not isinstance(value, (int, float)) or isinstance(value, bool) or not low <= value <= high:
-                raise OptionError(f"{name} must be a number from {low:g} to {high:g}, not {value!r}")
-        for name, lowest in _INT_RANGES:
-            value = getattr(self, name)
-            if not isinstance(value, int) or isinstance(value, bool) or value < lowest:
-                raise OptionError(f"{name} must be a whole number of at least {lowest}, not {value!r}")
-        for name, lowest in (("seed", 0), ("logprobs", 0)):
-            value = getattr(self, name)
-            if value is not None and (not isinstance(value, int) or isinstance(value, bool) or value < lowest):
-                raise OptionError(f"{name} must be None or a whole number of at least {lowest}, not {value!r}")
-        if self.top_p <= 0:
-            raise OptionError(f"top_p must be above 0 and at most 1, not {self.top_p!r}")
-        if self.repetition_penalty <= 0:
-            raise OptionError(f"repetition_penalty must be above 0, not {self.repetition_penalty!r}")
-        if any(not isinstance(text, str) or not text for text in self.stop):
-            raise OptionError(f"stop must be non-empty strings, not {self.stop!r}")
-        for name, ids in (
-            ("stop_token_ids", self.stop_token_ids),
-            ("banned_tokens", self.banned_tokens),
-            ("logit_bias", tuple(self.logit_bias)),
-        ):
-            if any(not isinstance(i, int) or isinstance(i, bool) or i < 0 for i in ids):
-                raise OptionError(f"{name} must name token ids (whole numbers from 0), not {ids!r}")
-        for token, bias in self.logit_bias.items():
-            if not isinstance(bias, (int, float)) or math.isnan(bias) or bias == math.inf:
-                raise OptionError(f"logit_bias of token {token} must be a number below infinity, not {bias!r}")
-
-    @property
-    def greedy(self) -> bool:
-        return self.temperature == 0
-
-    @property
-    def needs_history(self) -> bool:
-        """Whether the law depends on which tokens came before, beyond the model's own context."""
-        return self.repetition_penalty != 1 or self.presence_penalty != 0 or self.frequency_penalty != 0
-
-
-_FLOAT_RANGES = (
-    ("temperature", 0.0, 1e6),
-    ("top_p", 0.0, 1.0),
-    ("min_p", 0.0, 1.0),
-    ("repetition_penalty", 0.0, 1e6),
-    ("presence_penalty", -1e6, 1e6),
-    ("frequency_penalty", -1e6, 1e6),
-)
-_INT_RANGES = (("top_k", 0), ("max_new_tokens", 1), ("n", 1))
-
-
-@dataclass(frozen=True)
-class Probs:
-    """R probability laws over the V ids of one vocabulary, dense or sparse.
-
-    Fields:
-        values: `[R, V]` dense or `[R, W]` sparse, float32 (float64 in the exact tests); rows sum to 1.
-        ids: None (dense), or int64 `[R, W]`: the id of each value. Padding entries have value 0 and any id.
-        vocab_size: V.
-    """
-
-    values: Tensor
-    ids: Tensor | None
-    vocab_size: int
-
-    @staticmethod
-    def dense(values: Tensor) -> Probs:
-        """Wrap a `[R, V]` tensor."""
-        return Probs(values, None, values.shape[-1])
-
-    @staticmethod
-    def one_hot(tokens: Tensor | Sequence[int], vocab_size: int) -> Probs:
-        """R point masses; `tokens` has shape `[R]`."""
-        ids = torch.as_tensor(tokens, dtype=torch.long).reshape(-1, 1)
-        return Probs(torch.ones_like(ids, dtype=torch.float32), ids, vocab_size)
-
-    @staticmethod
-    def stack(parts: Sequence[Probs]) -> Probs:
-        """Concatenate rows; sparse rows are padded to a common width, one dense part makes the whole dense."""
-        if len(parts) == 1:
-            return parts[0]
-        if any(part.ids is None for part in parts):
-            return Probs.dense(torch.cat([part.to_dense() for part in parts]))
-        width = max(part.values.shape[1] for part in parts)
-
-        def widen(tensor: Tensor) -> Tensor:
-            return torch.nn.functional.pad(tensor, (0, width - tensor.shape[1]))
-
-        ids = torch.cat([widen(part.ids) for part in parts if part.ids is not None])
-        return Probs(torch.cat([widen(part.values) for part in parts]), ids, parts[0].vocab_size)
-
-    def __len__(self) -> int:
-        return self.values.shape[0]
-
-    def prob(self, row: int, token: int) -> float:
-        """The probability of one token."""
-        if self.ids is None:
-            return float(self.values[row, token])
-        return float(self.values[row][self.ids[row] == token].sum())
-
-    def at(self, row: int, ids: Tensor | None) -> Tensor:
-        """The probabilities of the given distinct ids `[M]` (None: of all V ids), in their order."""
-        values = self.values[row]
-        if self.ids is None:
-            return values if ids is None else values[ids]
-        if ids is not None and ids.numel() * values.numel() <= 1 << 16:
-            return ((ids[:, None] == self.ids[row]) * values).sum(-1)
-        spread = self.to_dense(row)
-        return spread if ids is None else spread[ids]
-
-    def support(self, row: int) -> tuple[Tensor | None, Tensor]:
-        """The ids (None: all V in order) that may have mass, and their probabilities."""
-        return (None if self.ids is None else self.ids[row]), self.values[row]
-
-    def to_dense(self, row: int | None = None) -> Tensor:
-        """`[R, V]`, or `[V]` of one row."""
-        if self.ids is None:
-            return self.values if row is None else self.values[row]
-        values, ids = (self.values, self.ids) if row is None else (self.values[row], self.ids[row])
-        shape = (*values.shape[:-1], self.vocab_size)
-        return values.new_zeros(shape).scatter_add_(-1, ids, values)
 
 
 @dataclass(frozen=True)

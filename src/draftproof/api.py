@@ -1,0 +1,152 @@
+"""The place that knows all parts and wires them: names in, an engine out."""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Any
+
+from .drafters import catalog
+from .drafters.context import DraftContext
+from .engine import Engine as CoreEngine
+from .errors import OptionError
+from .interfaces import Drafter, Verifier
+from .models.cached_lm import CachedLM
+from .models.codec import Codec
+from .models.hf import check_rewindable, load_model
+from .models.plugged import PluggedForward
+from .models.probe import check_forward
+from .verify import token_rule
+
+VERIFIERS: dict[str, Verifier] = {"auto": token_rule, "token": token_rule}
+_log = logging.getLogger("draftproof")
+
+
+@dataclass(frozen=True)
+class _Parts:
+    """What engines over one loaded target share."""
+
+    target: CachedLM
+    codec: Codec | None
+    eos_ids: frozenset[int]
+    context: DraftContext
+    config: dict[str, Any]
+
+
+class Engine(CoreEngine):
+    """An engine over a loaded model; see `draftproof.engine.Engine` for generate, stream, add, step and abort."""
+
+    target: CachedLM
+    codec: Codec | None
+    parts: _Parts
+
+
+def load(
+    target: str | Engine,
+    drafter: str | Drafter = "none",
+    *,
+    dtype: Any = None,
+    device: Any = None,
+    weights: str = "auto",
+    draft_weights: str = "auto",
+    max_draft: int = 8,
+    max_batch: int = 8,
+    max_length: int | None = None,
+    draft_max_length: int | None = None,
+    verifier: str = "auto",
+    bitwise: bool = False,
+    allow_pickle: bool = False,
+    trust_remote_code: bool = False,
+    progress: Callable[[int, int], None] | None = None,
+) -> Engine:
+    """Load a target and a drafter.
+
+    Args:
+        target: a model folder, a Hugging Face name, a .gguf file, a known short name - or an engine, whose target
+            is then shared instead of loaded again.
+        drafter: `none`, `ngram`, `model:ID`, `package.module:Class`, or an object with propose and release.
+        dtype: the target's and the drafter's; None is each checkpoint's own.
+        device: None is cuda if there is one, else cpu.
+        weights, draft_weights: weight format; "auto" or "dense".
+        max_draft: at most this many drafted tokens per sequence and round; 0 turns drafting off.
+        max_batch: at most this many sequences at a time; more wait their turn.
+        max_length: context limit, if lower than the target's own.
+        draft_max_length: the drafter's own limit; longer texts go on without drafts.
+        verifier: "auto" or "token".
+        bitwise: demand bit-exact greedy text; refused where the kernels cannot promise it.
+        allow_pickle, trust_remote_code: unsafe checkpoints are refused unless these say otherwise.
+        progress: called with (bytes done, bytes in all) while a model is fetched.
+
+    Raises:
+        OptionError, ModelError, VocabularyError, FetchError: one line each.
+    """
+    if verifier not in VERIFIERS:
+        raise OptionError(f"unknown verifier {verifier!r}: use {', '.join(VERIFIERS)}")
+    for name, value in (("weights", weights), ("draft_weights", draft_weights)):
+        if value not in ("auto", "dense"):
+            raise OptionError(f"unknown {name} {value!r}: use auto or dense")
+    if bitwise:
+        raise OptionError("bitwise=True cannot be promised by these kernels: greedy text may differ at numerical ties")
+    for name, limit in (("max_length", max_length), ("draft_max_length", draft_max_length)):
+        if limit is not None and (not isinstance(limit, int) or isinstance(limit, bool) or limit < 2):
+            raise OptionError(f"{name} must be a whole number of at least 2, not {limit!r}")
+    if not isinstance(max_batch, int) or isinstance(max_batch, bool) or max_batch < 1:
+        raise OptionError(f"max_batch must be a whole number of at least 1, not {max_batch!r}")
+    options = {
+        "dtype": dtype,
+        "device": device,
+        "allow_pickle": allow_pickle,
+        "trust_remote_code": trust_remote_code,
+        "progress": progress,
+    }
+    if isinstance(target, CoreEngine):
+        parts, max_batch = target.parts, target.max_batch
+    else:
+        parts = _load_target(target, options, max_batch, max_length, draft_max_length)
+    made = catalog.build(drafter, parts.context) if isinstance(drafter, str) else drafter
+    engine = Engine(
+        parts.target,
+        made,
+        VERIFIERS[verifier],
+        parts.codec,
+        eos_ids=parts.eos_ids,
+        max_draft=max_draft,
+        max_batch=max_batch,
+        config={**parts.config, "drafter": made.name, "max_draft": max_draft, "verifier": verifier},
+    )
+    engine.parts = parts
+    return engine
+
+
+def _load_target(
+    target: str, options: dict[str, Any], max_batch: int, max_length: int | None, draft_max_length: int | None
+) -> _Parts:
+    loaded = load_model(target, **options)
+    check_rewindable(loaded.model, target)
+    forward = PluggedForward(loaded.model, loaded.max_length)
+    check_forward(forward, loaded.model, target)
+    lm = CachedLM(forward, max_batch, max_length)
+    eos_ids = frozenset(loaded.eos_token_ids)
+    if loaded.tokenizer is None:
+        _log.warning("%s has no tokenizer: prompts must be token ids", target)
+    context = DraftContext(
+        target_name=target,
+        vocab_size=lm.vocab_size,
+        tokenizer=loaded.tokenizer,
+        eos_ids=eos_ids,
+        max_batch=max_batch,
+        max_length=lm.max_length,
+        draft_max_length=draft_max_length,
+        model_options=options,
+    )
+    config = {
+        "target": target,
+        "dtype": str(loaded.model.dtype).removeprefix("torch."),
+        "device": str(loaded.model.device),
+        "weights": "dense",
+        "max_batch": max_batch,
+        "max_length": lm.max_length,
+    }
+    codec = Codec(loaded.tokenizer, target) if loaded.tokenizer is not None else None
+    return _Parts(lm, codec, eos_ids, context, config)

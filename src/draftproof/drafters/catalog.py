@@ -1,0 +1,67 @@
+"""Drafters by name: a literal table, a dotted path to your own class, or an installed entry point.
+
+none   ngram   ngram:2-5   model:FOLDER   your.package:YourDrafter   a,b (later: cascades)
+"""
+
+from __future__ import annotations
+
+import importlib
+import importlib.metadata
+from collections.abc import Callable
+from typing import Any
+
+from ..errors import OptionError
+from ..interfaces import Drafter
+from .context import DraftContext
+
+ENTRY_POINTS = "draftproof.drafters"
+
+TABLE = {
+    "none": "draftproof.drafters.none:build",
+    "ngram": "draftproof.drafters.ngram:build",
+    "model": "draftproof.drafters.draft_model:build",
+}
+
+
+def build(spec: str, context: DraftContext) -> Drafter:
+    """The drafter a specification names: `name`, `name:argument`, or `package.module:Class`.
+
+    Builders from the table and from entry points are called with (argument, context); a class named by a dotted
+    path is called with the context alone.
+
+    Raises:
+        OptionError: nothing of that name, or an argument it does not take.
+    """
+    name, _, argument = spec.partition(":")
+    if name in TABLE:
+        module, _, function = TABLE[name].partition(":")
+        return getattr(importlib.import_module(module), function)(argument, context)
+    for point in importlib.metadata.entry_points(group=ENTRY_POINTS):
+        if point.name == name:
+            return _checked(point.load()(argument, context), spec)
+    if argument and "." in name:
+        return _checked(_load(name, argument)(context), spec)
+    raise OptionError(
+        f"unknown drafter {spec!r}: use {', '.join(TABLE)} (model:FOLDER), or package.module:Class for your own"
+    )
+
+
+def _load(module: str, attribute: str) -> Callable[[DraftContext], Any]:
+    try:
+        found = getattr(importlib.import_module(module), attribute)
+    except ImportError as error:
+        raise OptionError(f"drafter {module}:{attribute} cannot be imported: {error}") from error
+    except AttributeError:
+        raise OptionError(f"drafter {module}:{attribute}: the module has no {attribute!r}") from None
+    if not callable(found):
+        raise OptionError(f"drafter {module}:{attribute} must be a class or function, not {type(found).__name__}")
+    return found
+
+
+def _checked(drafter: Any, spec: str) -> Drafter:
+    missing = [part for part in ("propose", "release") if not callable(getattr(drafter, part, None))]
+    if missing:
+        raise OptionError(f"drafter {spec} must have methods propose and release; {missing[0]} is missing")
+    if not isinstance(getattr(drafter, "name", None), str):
+        drafter.name = spec
+    return drafter

@@ -1,0 +1,39 @@
+"""What a drafter may know of the target and of the user's wishes when it is built."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from typing import Any
+
+from ..errors import OptionError
+
+
+@dataclass(frozen=True)
+class DraftContext:
+    """Given to every drafter's constructor.
+
+    Fields:
+        target_name: as the user wrote it.
+        vocab_size: V of the target, padding included.
+        tokenizer: the target's, or None.
+        eos_ids: the target's end-of-text ids.
+        max_batch: at most this many sequences at a time.
+        max_length: the target's context limit.
+        draft_max_length: a limit for the drafter's own context, or None.
+        model_options: keyword arguments for `models.hf.load_model`.
+    """
+
+    target_name: str = "target"
+    vocab_size: int = 0
+    tokenizer: Any = None
+    eos_ids: frozenset[int] = frozenset()
+    max_batch: int = 8
+    max_length: int = 1 << 30
+    draft_max_length: int | None = None
+    model_options: Mapping[str, Any] = field(default_factory=dict)
+
+    @staticmethod
+    def refuse_argument(name: str, argument: str) -> None:
+        if argument:
+            raise OptionError(f"drafter {name!r} takes no argument, but was given {argument!r}")

@@ -1,0 +1,129 @@
+"""A small language model drafts a chain: greedy at temperature 0, otherwise sampled from its own processed law q.
+
+q is what `sampling.probs` makes of the drafter's logits at the sequence's own settings, and exactly what the tokens
+were drawn from, so verification is exact whatever the model is worth. The model's cache is brought to the
+sequence's text by prefix comparison each round: nothing has to tell it what was accepted.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+import torch
+from torch import Tensor
+
+from .. import sampling
+from ..models.cached_lm import CachedLM
+from ..types import EMPTY_DRAFT, Draft, DraftRequest, Probs
+from .context import DraftContext
+
+
+class ModelDrafter:
+    """Chains from a language model over (nearly) the target's vocabulary.
+
+    Args:
+        lm: the draft model, with a row for each sequence of the batch.
+        vocab_size: V of the target; q has this width.
+        common: only ids below this are proposed (`models.vocab.common_vocabulary`).
+        eos_ids: drafting a sequence stops after one of these was drawn (it stays in the draft).
+        name: as the user wrote it.
+    """
+
+    def __init__(
+        self, lm: CachedLM, vocab_size: int, common: int, eos_ids: frozenset[int] = frozenset(), name: str = "model"
+    ):
+        self.name = name
+        self.lm = lm
+        self._vocab_size = vocab_size
+        self._common = common
+        self._eos_ids = eos_ids
+        self._rows: dict[int, int] = {}
+
+    def propose(self, requests: Sequence[DraftRequest]) -> list[Draft]:
+        """All requests together: one pass of the draft model per position.
+
+        A sequence longer than the draft model's window gets an empty draft.
+        """
+        drawn: dict[int, list[int]] = {r.id: [] for r in requests}
+        laws: dict[int, list[Probs]] = {r.id: [] for r in requests}
+        active = [r for r in requests if r.max_nodes > 0 and len(r.tokens) <= self.lm.max_length]
+        feeds = [self._unfed(r) for r in active]
+        while active:
+            logits = self._mask(self.lm.extend([self._rows[r.id] for r in active], feeds))
+            for i, request in enumerate(active):
+                tokens = (*request.tokens, *drawn[request.id]) if request.params.needs_history else ()
+                law = sampling.probs(logits[i : i + 1], request.params, tokens, request.num_prompt)
+                drawn[request.id].append(sampling.draw(law, 0, request.generator, "draft"))
+                laws[request.id].append(law)
+            active = [r for r in active if self._goes_on(r, drawn[r.id])]
+            feeds = [drawn[r.id][-1:] for r in active]
+        return [self._draft(r, drawn[r.id], laws[r.id]) for r in requests]
+
+    def release(self, sequence_id: int) -> None:
+        row = self._rows.pop(sequence_id, None)
+        if row is not None:
+            self.lm.free(row)
+
+    def _unfed(self, request: DraftRequest) -> Sequence[int]:
+        """Bring the row to a prefix of the text; returns what is left to feed, at least the last token."""
+        tokens = request.tokens
+        if request.id not in self._rows:
+            self._rows[request.id] = self.lm.open(tokens[:-1])
+        row = self._rows[request.id]
+        self.lm.rewind(row, tokens[:-1])
+        if len(tokens) - len(self.lm.held(row)) > request.max_nodes + 2:
+            self.lm.prefill(row, tokens[:-1])
+        return tokens[len(self.lm.held(row)) :]
+
+    def _goes_on(self, request: DraftRequest, drawn: list[int]) -> bool:
+        """Whether another token may be drafted; looks at drawn tokens only, and keeps them all (exact: 1.5)."""
+        room = len(request.tokens) + len(drawn) <= self.lm.max_length
+        return len(drawn) < request.max_nodes and room and drawn[-1] not in self._eos_ids
+
+    def _mask(self, logits: Tensor) -> Tensor:
+        """The draft model's logits `[B, V']` over the target's ids `[B, V]`; ids that are not shared get -inf."""
+        if self._common == self._vocab_size == logits.shape[-1]:
+            return logits
+        if logits.shape[-1] < self._vocab_size:
+            logits = torch.nn.functional.pad(logits, (0, self._vocab_size - logits.shape[-1]))
+        logits = logits[:, : self._vocab_size].clone()
+        logits[:, self._common :] = -torch.inf
+        return logits
+
+    @staticmethod
+    def _draft(request: DraftRequest, drawn: list[int], laws: list[Probs]) -> Draft:
+        if not drawn:
+            return EMPTY_DRAFT
+        if request.params.greedy:
+            return Draft.chain(drawn)
+        return Draft.chain(drawn, Probs.stack(laws), "independent")
+
+
+def build(argument: str, context: DraftContext) -> ModelDrafter:
+    """`model:ID`: a folder, a known or hub name, or a .gguf file.
+
+    Raises:
+        OptionError: no ID. ModelError: the model cannot be loaded. VocabularyError: another vocabulary.
+    """
+    import warnings
+
+    from ..errors import OptionError
+    from ..models.hf import load_model
+    from ..models.plugged import PluggedForward
+    from ..models.vocab import common_vocabulary
+
+    if not argument:
+        raise OptionError("drafter 'model' needs a model, as in model:FOLDER")
+    loaded = load_model(argument, **context.model_options)
+    forward = PluggedForward(loaded.model, loaded.max_length)
+    common = common_vocabulary(
+        context.tokenizer, loaded.tokenizer, context.vocab_size, forward.vocab_size, context.target_name, argument
+    )
+    lm = CachedLM(forward, context.max_batch, context.draft_max_length)
+    if lm.max_length < context.max_length:
+        warnings.warn(
+            f"the drafter {argument} sees {lm.max_length} positions, the target {context.max_length}: "
+            f"longer texts go on without drafts",
+            stacklevel=2,
+        )
+    return ModelDrafter(lm, context.vocab_size, common, context.eos_ids, f"model:{argument}")

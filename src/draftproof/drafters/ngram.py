@@ -1,0 +1,88 @@
+"""Prompt lookup: continue the way the same n-gram was continued the last time it appeared in prompt or output.
+
+Drafts are point masses, so they are always exact. After Saxena, "Prompt Lookup Decoding" (2023); here the longest
+match wins, among equals the most recent, and a match that runs into the end of the text goes on periodically.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+from ..errors import OptionError
+from ..types import EMPTY_DRAFT, Draft, DraftRequest
+from .context import DraftContext
+
+
+class NgramIndex:
+    """Where each n-gram of one text last ended, kept up to date as the text grows.
+
+    Args:
+        min_n, max_n: lengths of the n-grams.
+    """
+
+    def __init__(self, min_n: int, max_n: int):
+        self._sizes = range(max_n, min_n - 1, -1)
+        self._tokens: list[int] = []
+        self._ends: dict[tuple[int, ...], int] = {}
+
+    def follow(self, tokens: Sequence[int]) -> None:
+        """Index every n-gram that ends before the last token, so that a lookup never finds the text's own end."""
+        size = len(self._tokens)
+        if list(tokens[:size]) != self._tokens:
+            self._tokens, self._ends, size = [], {}, 0
+        self._tokens.extend(tokens[size:])
+        for end in range(max(size, 1), len(tokens)):
+            for n in self._sizes:
+                if n <= end:
+                    self._ends[tuple(tokens[end - n : end])] = end
+
+    def lookup(self, num: int) -> list[int]:
+        """The `num` tokens that followed the longest known suffix; empty if none is known."""
+        tokens = self._tokens
+        for n in self._sizes:
+            if n < len(tokens) and (end := self._ends.get(tuple(tokens[-n:]))) is not None:
+                period = len(tokens) - end
+                return [tokens[end + i % period] for i in range(num)]
+        return []
+
+
+class NgramDrafter:
+    """Drafts from the sequence's own prompt and output.
+
+    Args:
+        min_n, max_n: shortest and longest n-gram looked up.
+
+    Raises:
+        OptionError: not 1 <= min_n <= max_n.
+    """
+
+    def __init__(self, min_n: int = 2, max_n: int = 5):
+        if not 1 <= min_n <= max_n:
+            raise OptionError(f"ngram lengths must satisfy 1 <= shortest <= longest, not {min_n}-{max_n}")
+        self.name = "ngram"
+        self.min_n, self.max_n = min_n, max_n
+        self._indexes: dict[int, NgramIndex] = {}
+
+    def propose(self, requests: Sequence[DraftRequest]) -> list[Draft]:
+        return [self._propose(request) for request in requests]
+
+    def _propose(self, request: DraftRequest) -> Draft:
+        index = self._indexes.get(request.id)
+        if index is None:
+            index = self._indexes[request.id] = NgramIndex(self.min_n, self.max_n)
+        index.follow(request.tokens)
+        tokens = index.lookup(request.max_nodes)
+        return Draft.chain(tokens) if tokens else EMPTY_DRAFT
+
+    def release(self, sequence_id: int) -> None:
+        self._indexes.pop(sequence_id, None)
+
+
+def build(argument: str, context: DraftContext) -> NgramDrafter:
+    """`ngram`, `ngram:LONGEST` or `ngram:SHORTEST-LONGEST`."""
+    if not argument:
+        return NgramDrafter()
+    shortest, _, longest = argument.rpartition("-")
+    if not longest.isdecimal() or (shortest and not shortest.isdecimal()):
+        raise OptionError(f"ngram takes LONGEST or SHORTEST-LONGEST, as in ngram:2-5, not {argument!r}")
+    return NgramDrafter(int(shortest or min(2, int(longest))), int(longest))

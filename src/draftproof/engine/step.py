@@ -1,0 +1,81 @@
+"""One round for a set of sequences. This function is the algorithm; everything else in the product serves it.
+
+The invariant, while a sequence runs: its target row holds keys and values for exactly `len(tokens) - 1` positions.
+Prefill feeds all but the last prompt token, so the first round is an ordinary round. The baseline is this same
+function with a drafter that proposes nothing.
+"""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+from .. import sampling
+from ..interfaces import Drafter, Target, Verifier
+from ..types import Draft, DraftRequest, SequenceState, TokenLogprob, Verification
+
+
+@dataclass(frozen=True)
+class Round:
+    """What one round gave one sequence: the accepted path's tokens and one more, not yet committed."""
+
+    draft: Draft
+    verification: Verification
+    tokens: tuple[int, ...]
+    logprobs: tuple[TokenLogprob, ...]
+    draft_seconds: float
+    verify_seconds: float
+
+
+def step(
+    sequences: Sequence[SequenceState],
+    budgets: Sequence[int],
+    drafter: Drafter,
+    target: Target,
+    verify: Verifier,
+) -> list[Round]:
+    """Draft, score, verify, keep.
+
+    Args:
+        sequences: running, each with its target row.
+        budgets: how many nodes each may be drafted.
+
+    Returns:
+        One `Round` per sequence. The rows already hold the accepted path; the caller appends the tokens.
+    """
+    requests = [
+        DraftRequest(s.id, tuple(s.tokens), s.num_prompt, s.params, s.generator, budget)
+        for s, budget in zip(sequences, budgets)
+    ]
+    started = time.perf_counter()
+    drafts = drafter.propose(requests)
+    drafted = time.perf_counter()
+    _check(drafter, drafts, requests)
+    rows = [s.row for s in sequences if s.row is not None]
+    outputs = target.score(rows, [s.tokens[-1] for s in sequences], drafts)
+    scored = time.perf_counter()
+
+    rounds = []
+    for s, row, draft, output in zip(sequences, rows, drafts, outputs):
+        p = sampling.probs(output.logits, s.params, s.tokens, s.num_prompt, draft)
+        verification = verify(draft, p, s.generator)
+        target.keep(row, len(s.tokens), verification.path)
+        tokens = (*(draft.tokens[node] for node in verification.path), verification.next_token)
+        logprobs: tuple[TokenLogprob, ...] = ()
+        if s.params.logprobs is not None:
+            at = [0, *(node + 1 for node in verification.path)]
+            logprobs = tuple(sampling.logprobs(output.logits[at], tokens, s.params.logprobs))
+        rounds.append(Round(draft, verification, tokens, logprobs, drafted - started, scored - drafted))
+    return rounds
+
+
+def _check(drafter: Drafter, drafts: Sequence[Draft], requests: Sequence[DraftRequest]) -> None:
+    """A drafter written by anyone must answer every request, within its budget."""
+    if len(drafts) != len(requests):
+        raise ValueError(f"drafter {drafter.name!r} returned {len(drafts)} drafts for {len(requests)} requests")
+    for draft, request in zip(drafts, requests):
+        if draft.num_nodes > request.max_nodes:
+            raise ValueError(
+                f"drafter {drafter.name!r} proposed {draft.num_nodes} tokens, at most {request.max_nodes} are allowed"
+            )

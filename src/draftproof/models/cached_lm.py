@@ -1,0 +1,146 @@
+"""A language model with a row of cache per sequence: open, prefill, extend, score, keep, free.
+
+Target and draft model are both this. It knows which tokens each row holds, so a row is brought to any text by
+comparing prefixes: what agrees stays, the rest is fed. Freed rows keep their contents until they are needed, and
+`open` hands out the one that already holds the longest prefix (a second chat turn re-reads only what is new).
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Protocol
+
+import torch
+from torch import Tensor
+
+from ..errors import ModelError
+from ..types import Draft, TargetOutput
+from .cache import SlotCache
+from .masks import Block
+
+_CHUNK = 512  # prompt tokens fed in one pass
+
+
+class Forward(Protocol):
+    """One pass of a model over blocks of tokens."""
+
+    cache: SlotCache
+    vocab_size: int
+    max_length: int
+
+    def __call__(self, blocks: Sequence[Block], queries: Sequence[int] | None) -> Tensor: ...
+
+
+def common_prefix(a: Sequence[int], b: Sequence[int]) -> int:
+    """Length of the longest common prefix."""
+    size = min(len(a), len(b))
+    if list(a[:size]) == list(b[:size]):
+        return size
+    return next(i for i in range(size) if a[i] != b[i])
+
+
+class CachedLM:
+    """See the module. Between `score` and `keep` a row's length is unchanged; everything else keeps this invariant:
+    row r holds keys and values for exactly the positions of `held(r)`.
+
+    Args:
+        forward: the model.
+        num_rows: at most this many sequences at a time.
+        max_length: a lower limit than the model's own, if wanted.
+    """
+
+    def __init__(self, forward: Forward, num_rows: int, max_length: int | None = None):
+        self.forward = forward
+        self.vocab_size = forward.vocab_size
+        self.max_length = min(forward.max_length, max_length or forward.max_length)
+        self._held: list[list[int]] = [[] for _ in range(num_rows)]
+        self._pending: dict[int, tuple[int, Draft]] = {}
+        self._busy: set[int] = set()
+        self._last_use = [0] * num_rows
+        self._clock = 0
+
+    def forget(self) -> None:
+        """Drop what idle rows hold, so that a measurement starts cold."""
+        for row, held in enumerate(self._held):
+            if row not in self._busy:
+                held.clear()
+
+    @property
+    def num_busy(self) -> int:
+        return len(self._busy)
+
+    def held(self, row: int) -> Sequence[int]:
+        """The tokens whose keys and values the row holds."""
+        return self._held[row]
+
+    def open(self, tokens: Sequence[int]) -> int:
+        """Take the free row that shares the longest prefix with `tokens` (else the one longest unused).
+
+        Raises:
+            ModelError: all rows are in use.
+        """
+        free = [row for row in range(len(self._held)) if row not in self._busy]
+        if not free:
+            raise ModelError(f"all {len(self._held)} cache rows are in use: raise max_batch or wait")
+        shared = {row: common_prefix(self._held[row], tokens) for row in free}
+        row = max(free, key=lambda r: (shared[r], -self._last_use[r], -r))
+        self._busy.add(row)
+        return row
+
+    def free(self, row: int) -> None:
+        """Give the row back; its contents stay for a later `open` with the same prefix."""
+        self._clock += 1
+        self._last_use[row] = self._clock
+        self._pending.pop(row, None)
+        self._busy.discard(row)
+
+    def rewind(self, row: int, tokens: Sequence[int]) -> None:
+        """Forget what does not agree with `tokens`; the row then holds a prefix of them."""
+        held = self._held[row]
+        del held[common_prefix(held, tokens) :]
+
+    def prefill(self, row: int, tokens: Sequence[int]) -> None:
+        """Make the row hold exactly `tokens`, feeding only what it does not hold already."""
+        self.rewind(row, tokens)
+        held = self._held[row]
+        while len(held) < len(tokens):
+            chunk = tokens[len(held) : len(held) + _CHUNK]
+            self.forward([Block(row, len(held), self._known(chunk))], queries=())
+            held.extend(chunk)
+
+    def extend(self, rows: Sequence[int], continuations: Sequence[Sequence[int]]) -> Tensor:
+        """Append a non-empty chain to each row; returns the logits `[B, V]` after each chain's last token."""
+        blocks = [Block(r, len(self._held[r]), self._known(c)) for r, c in zip(rows, continuations)]
+        queries = sorted({len(c) - 1 for c in continuations})
+        logits = self.forward(blocks, queries)
+        for row, continuation in zip(rows, continuations):
+            self._held[row].extend(continuation)
+        if len(queries) == 1:
+            return logits[:, 0]
+        picks = [queries.index(len(c) - 1) for c in continuations]
+        return logits[torch.arange(len(rows)), torch.tensor(picks)]
+
+    def score(self, rows: Sequence[int], roots: Sequence[int], drafts: Sequence[Draft]) -> list[TargetOutput]:
+        """Feed each row its root and draft in one pass (the only place with a batch of drafts)."""
+        blocks = []
+        for row, root, draft in zip(rows, roots, drafts):
+            parents = None if draft.is_chain else [-1, *(parent + 1 for parent in draft.parents)]
+            blocks.append(Block(row, len(self._held[row]), self._known([root, *draft.tokens]), parents))
+            self._pending[row] = (root, draft)
+        logits = self.forward(blocks, None)
+        return [TargetOutput(logits[i, : draft.num_nodes + 1]) for i, draft in enumerate(drafts)]
+
+    def keep(self, row: int, length: int, path: Sequence[int]) -> None:
+        """The row keeps `length` positions, the scored root the last of them, then the path's nodes in order."""
+        root, draft = self._pending.pop(row)
+        held = self._held[row]
+        assert length == len(held) + 1, f"row {row} holds {len(held)} positions, so the root is not at {length - 1}"
+        self.forward.cache.move(row, [length + node for node in path], length)
+        held.append(root)
+        held.extend(draft.tokens[node] for node in path)
+
+    def _known(self, tokens: Sequence[int]) -> Sequence[int]:
+        """Ids beyond the model's table (a target with more padding than its drafter) are fed as its last id."""
+        if max(tokens) < self.vocab_size:
+            return tokens
+        return [min(token, self.vocab_size - 1) for token in tokens]

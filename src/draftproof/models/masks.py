@@ -1,0 +1,98 @@
+"""From ragged blocks of tokens to one rectangular pass: ids, positions, cache slots and the attention mask.
+
+A block is one row's share of a pass: some tokens fed at the end of what the row holds, as a chain or as a tree.
+Its i-th token is written to slot start + i; its position is start + depth. It sees every earlier slot of its row,
+its ancestors in the block, and itself. Short blocks are padded on the right: padding sees the past and itself,
+nobody sees it, and its slots are overwritten before they could count.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor
+
+
+@dataclass(frozen=True)
+class Block:
+    """One row's tokens in a pass. `parents[i]` < i, -1 for a token that follows the row's past; None is a chain."""
+
+    row: int
+    start: int
+    tokens: Sequence[int]
+    parents: Sequence[int] | None = None
+
+
+@dataclass(frozen=True)
+class Pass:
+    """A rectangular pass over B rows and Q queries, reading S slots.
+
+    Fields:
+        ids, positions, slots: int64 `[B, Q]`.
+        mask: bool `[B, 1, Q, S]`, True where a query sees a slot.
+        key_positions: int64 `[B, S]`: the position of the token in each slot.
+        rows: cache rows, one per entry of B.
+        start: the common start of all blocks, or None if they differ.
+        span: S.
+    """
+
+    ids: Tensor
+    positions: Tensor
+    slots: Tensor
+    mask: Tensor
+    key_positions: Tensor
+    rows: tuple[int, ...]
+    start: int | None
+    span: int
+
+    def window(self, size: int) -> Tensor:
+        """The mask of a sliding-window layer: only slots less than `size` positions back. bool `[B, 1, Q, S]`."""
+        distance = self.positions[:, None, :, None] - self.key_positions[:, None, None, :]
+        return self.mask & (distance < size)
+
+
+def arrange(blocks: Sequence[Block], max_position: int, device: torch.device | str = "cpu") -> Pass:
+    """Lay blocks side by side.
+
+    Args:
+        blocks: one per row, none empty.
+        max_position: highest position the model knows; only padding is ever clamped to it.
+    """
+    num_queries = max(len(block.tokens) for block in blocks)
+    span = max(block.start for block in blocks) + num_queries
+    starts = torch.tensor([block.start for block in blocks])[:, None]
+    offsets = torch.arange(num_queries)
+    depths = offsets.repeat(len(blocks), 1)
+    ids = torch.zeros(len(blocks), num_queries, dtype=torch.long)
+    columns = torch.arange(span)
+    mask = (columns < starts)[:, None, :].repeat(1, num_queries, 1)
+    causal = torch.ones(num_queries, num_queries, dtype=torch.bool).tril_()
+    for b, block in enumerate(blocks):
+        size, end = len(block.tokens), block.start + num_queries
+        ids[b, :size] = torch.as_tensor(block.tokens)
+        sees = causal
+        if block.parents is not None:
+            sees = torch.eye(num_queries, dtype=torch.bool)
+            for i, parent in enumerate(block.parents):
+                depths[b, i] = depths[b, parent] + 1 if parent >= 0 else 0
+                if parent >= 0:
+                    sees[i] |= sees[parent]
+        mask[b, :, block.start : end] = sees
+        if size < num_queries:  # padding: the past and itself
+            mask[b, size:, block.start : end] = torch.eye(num_queries, dtype=torch.bool)[size:]
+    positions = (starts + depths).clamp_(max=max_position)
+    slots = starts + offsets
+    key_positions = columns.repeat(len(blocks), 1).scatter_(1, slots, positions)
+    same = len({block.start for block in blocks}) == 1
+    return Pass(
+        ids=ids.to(device),
+        positions=positions.to(device),
+        slots=slots.to(device),
+        mask=mask[:, None].to(device),
+        key_positions=key_positions.to(device),
+        rows=tuple(block.row for block in blocks),
+        start=blocks[0].start if same else None,
+        span=span,
+    )
