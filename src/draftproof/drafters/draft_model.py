@@ -108,13 +108,14 @@ def build(argument: str, context: DraftContext) -> ModelDrafter:
     import warnings
 
     from ..errors import OptionError
-    from ..models.hf import load_model
+    from ..models.hf import check_rewindable, load_model
     from ..models.plugged import PluggedForward
     from ..models.vocab import common_vocabulary
 
     if not argument:
         raise OptionError("drafter 'model' needs a model, as in model:FOLDER")
     loaded = load_model(argument, **context.model_options)
+    check_rewindable(loaded.model, argument)
     forward = PluggedForward(loaded.model, loaded.max_length)
     common = common_vocabulary(
         context.tokenizer, loaded.tokenizer, context.vocab_size, forward.vocab_size, context.target_name, argument

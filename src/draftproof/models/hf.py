@@ -145,10 +145,19 @@ def sliding_window(config: Any) -> int | None:
 
 
 def max_length(config: Any) -> int:
-    """The longest text the config's positions allow; NO_LIMIT where it states none."""
+    """The longest text the config's positions allow; NO_LIMIT where it states none.
+
+    Rotary embeddings that change with the length of the text (dynamic, longrope) would make a token's law depend on
+    how far a draft reaches, so such models end where the change would begin.
+    """
     text = config.get_text_config(decoder=True)
     stated = [getattr(text, field, None) for field in _LENGTH_FIELDS]
-    return next((int(value) for value in stated if isinstance(value, int) and value > 0), NO_LIMIT)
+    limit = next((int(value) for value in stated if isinstance(value, int) and value > 0), NO_LIMIT)
+    rope = getattr(text, "rope_parameters", None) or {}
+    for entry in [rope, *(value for value in rope.values() if isinstance(value, dict))]:
+        if entry.get("rope_type") in ("dynamic", "longrope"):
+            limit = min(limit, int(entry.get("original_max_position_embeddings") or limit))
+    return limit
 
 
 def _load_config(where: Path | str, label: str, access: dict[str, bool]) -> Any:

@@ -1,0 +1,1 @@
+"""Is it lossless? Checks that anyone can run, on any engine."""

@@ -1,0 +1,5 @@
+"""Tiny models are fastest on one thread, and one thread does not wait for a busy neighbour."""
+
+import torch
+
+torch.set_num_threads(1)
