@@ -114,6 +114,25 @@ def test_h10_a_text_cut_inside_a_character_ends_in_one_replacement(length):
     assert text.count("\ufffd") <= 1 and all("\ufffd" not in delta for delta in deltas[:-1])
 
 
+def test_byte_fallback_tokenizers_stream_whole_characters_too():
+    """SentencePiece-style ids <0xNN> decode to one U+FFFD a byte until the character is complete."""
+    from tokenizers import Tokenizer, decoders, models
+
+    from draftproof.engine.text import Detokenizer
+
+    vocab = {"<unk>": 0, **{f"<0x{b:02X}>": b + 1 for b in range(256)}, "▁a": 257, "b": 258}
+    inner = Tokenizer(models.BPE(vocab=vocab, merges=[], byte_fallback=True, unk_token="<unk>"))
+    inner.decoder = decoders.Sequence([decoders.Replace("▁", " "), decoders.ByteFallback(), decoders.Fuse()])
+    for text in ("b€b", "🙂", "é", "b🙂"):
+        ids = [258 if char == "b" else byte + 1 for char in text for byte in (char.encode() if char != "b" else b"b")]
+        detokenizer = Detokenizer(inner.decode)
+        deltas = [detokenizer.push(i) for i in ids]
+        assert "".join(deltas) == text and not any("\ufffd" in delta for delta in deltas)
+    detokenizer = Detokenizer(inner.decode)
+    cut = [detokenizer.push(i) for i in (258, 0xE2 + 1, 0x82 + 1)]
+    assert cut == ["b", "", ""] and detokenizer.flush() == inner.decode([258, 0xE2 + 1, 0x82 + 1])[1:]
+
+
 def test_invalid_bytes_inside_a_text_are_shown_once_they_are_certain():
     raw = b"a\xff\xfe\xffb\xf0\x9f\x99c\xe2\x82"
     target = spelling(raw)

@@ -8,7 +8,8 @@ _CONTEXT = 6  # tokens of known text kept in front, for decoders that look at th
 
 
 class Detokenizer:
-    """Incremental decoding. A trailing U+FFFD may be a character still arriving, so it waits.
+    """Incremental decoding. A trailing U+FFFD may be a character still arriving, so it waits (byte-fallback
+    tokenizers show one per missing byte, so a run of them waits together).
 
     Args:
         decode: ids to text.
@@ -23,7 +24,7 @@ class Detokenizer:
         """Add a token; returns the text that is now certain."""
         self._window.append(token)
         text = self._decode(self._window)
-        certain = text[:-1] if text.endswith("\ufffd") else text
+        certain = text.rstrip("\ufffd")
         if not certain.startswith(self._given):  # a decoder that changed its mind: wait for it to settle
             return ""
         new = certain[len(self._given) :]

@@ -1,0 +1,39 @@
+# From a bare machine: `make demo` (a real model, with and without speculation) and `make test`.
+# Everything is installed into .venv, once per change of pyproject.toml. PYTHON=... chooses the interpreter.
+
+PYTHON ?= $(shell for p in python3.11 python3.12 python3.10 python3; do \
+	$$p -c 'import sys, venv; sys.exit(sys.version_info < (3, 10))' 2>/dev/null && echo $$p && break; done)
+BIN := .venv/bin
+READY := .venv/.installed
+
+# Idle threads of torch spin by default, which is many times slower where other work shares the cores.
+export OMP_WAIT_POLICY ?= passive
+
+.PHONY: demo demo-pair test check figures clean
+
+demo: $(READY)  ## SmolLM2-135M: fetches 94 MB the first time
+	@$(BIN)/draftproof demo
+
+demo-pair: $(READY)  ## Qwen2.5-Coder 1.5B with its 0.5B sibling: fetches 1.6 GB the first time
+	@$(BIN)/draftproof demo --pair
+
+test: $(READY)
+	@$(BIN)/python -m pytest
+
+check: $(READY)
+	@$(BIN)/ruff check .
+	@$(BIN)/ruff format --check .
+	@$(BIN)/mypy
+
+figures: $(READY)
+	@$(BIN)/python docs/figures/make_figures.py
+
+$(READY): pyproject.toml
+	@test -n "$(PYTHON)" || { echo "draftproof needs Python 3.10 or later with the venv module: set PYTHON=..."; exit 2; }
+	@echo "Installing into .venv with $(PYTHON) (PyTorch included: a few minutes the first time) ..."
+	@test -x $(BIN)/python || $(PYTHON) -m venv .venv
+	@$(BIN)/python -m pip install -qq --no-compile --disable-pip-version-check -e '.[dev]'
+	@touch $@
+
+clean:
+	rm -rf .venv build dist .mypy_cache .ruff_cache .pytest_cache
