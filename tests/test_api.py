@@ -62,7 +62,7 @@ def test_drafters_share_a_loaded_target_and_agree(plain, folders):
 
 
 def test_a_model_without_tokenizer_takes_ids_only(folders):
-    engine = dp.load(str(folders / "ids only"), f"model:{folders / 'ids only'}")
+    engine = dp.load(str(folders / "ids only"), f"model:{folders / 'ids only'}", draft_weights="packed")
     result = engine.generate([[1, 2, 3]], GREEDY)[0]
     assert result.text == "" and result.stats.acceptance_rate == 1
     with pytest.raises(PromptError, match="no tokenizer"):
@@ -84,7 +84,7 @@ def test_h12_other_vocabularies_are_refused_before_anything_runs(plain, folders)
         ({"verifier": "typical"}, OptionError, "unknown verifier 'typical': use auto, token"),
         ({"weights": "int3"}, OptionError, "unknown weights 'int3'"),
         ({"draft_weights": "int3"}, OptionError, "unknown draft_weights"),
-        ({"bitwise": True}, OptionError, "bitwise=True cannot be promised"),
+        ({"bitwise": True, "weights": "dense"}, OptionError, "bitwise=True cannot be promised"),
         ({"max_draft": -1}, OptionError, "max_draft must be"),
         ({"max_batch": 0}, OptionError, "max_batch must be"),
         ({"max_length": 1}, OptionError, "max_length must be"),

@@ -82,13 +82,13 @@ class Broken(PluggedForward):
 
     fault = ""
 
-    def __call__(self, blocks, queries):
+    def __call__(self, blocks, want):
         original = masks.arrange
         try:
             import draftproof.models.plugged as plugged
 
             plugged.arrange = lambda *a: self.spoil(original(*a))
-            return super().__call__(blocks, queries)
+            return super().__call__(blocks, want)
         finally:
             plugged.arrange = original
 
@@ -216,12 +216,12 @@ class Spy:
     """Notes how many tokens each pass feeds to its first row."""
 
     def __init__(self, forward, fed):
-        self.inner, self.fed = forward, fed
+        self.inner, self.fed, self.chunk = forward, fed, forward.chunk
         self.cache, self.vocab_size, self.max_length = forward.cache, forward.vocab_size, forward.max_length
 
-    def __call__(self, blocks, queries):
+    def __call__(self, blocks, want):
         self.fed.append(len(blocks[0].tokens))
-        return self.inner(blocks, queries)
+        return self.inner(blocks, want)
 
 
 def test_h23_an_engine_with_a_drafter_may_use_rows_warmed_without_one_and_the_reverse():
@@ -237,9 +237,9 @@ def test_h23_an_engine_with_a_drafter_may_use_rows_warmed_without_one_and_the_re
 
 
 class PositionSpy(Spy):
-    def __call__(self, blocks, queries):
+    def __call__(self, blocks, want):
         self.fed += [block.start + len(block.tokens) - 1 for block in blocks]
-        return self.inner(blocks, queries)
+        return self.inner(blocks, want)
 
 
 @pytest.mark.parametrize("kind", ["llama", "gpt2"])

@@ -30,7 +30,9 @@ def test_plain_decoding_equals_transformers_own_generate(plain, expected):
     """The same weights through `generate`, which knows nothing of our cache, masks or step."""
     import torch
 
-    model, tokenizer = plain.target.forward.model, plain.codec.tokenizer
+    from draftproof.models.hf import load_model
+
+    model, tokenizer = load_model("smollm2-135m", dtype="float32").model, plain.codec.tokenizer
     for prompt, result in zip(PROMPTS, expected):
         ids = plain.codec.encode(prompt) if isinstance(prompt, str) else plain.codec.encode_chat(prompt)
         whole = model.generate(
@@ -42,7 +44,7 @@ def test_plain_decoding_equals_transformers_own_generate(plain, expected):
 
 @pytest.mark.parametrize("drafter", ["ngram:1-4", "model:smollm2-135m"])
 def test_greedy_text_with_a_drafter_equals_plain_text_alone_and_batched(plain, expected, drafter):
-    engine = dp.load(plain, drafter, max_draft=5)
+    engine = dp.load(plain, drafter, max_draft=5, draft_weights="packed")
     together = engine.generate(PROMPTS, GREEDY)
     assert [r.token_ids for r in together] == [r.token_ids for r in expected]
     assert [r.text for r in together] == [r.text for r in expected]
@@ -53,7 +55,7 @@ def test_greedy_text_with_a_drafter_equals_plain_text_alone_and_batched(plain, e
 
 
 def test_sampled_text_depends_on_the_seed_alone(plain):
-    engine = dp.load(plain, "model:smollm2-135m", max_draft=3)
+    engine = dp.load(plain, "model:smollm2-135m", max_draft=3, draft_weights="packed")
     params = [dp.SamplingParams(temperature=0.9, top_p=0.9, seed=s, max_new_tokens=24) for s in (1, 2, 3)]
     together = engine.generate(PROMPTS, params)
     alone = [engine.generate([p], s)[0] for p, s in zip(PROMPTS, params)]

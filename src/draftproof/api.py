@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import logging
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 from .drafters import catalog
@@ -14,9 +14,9 @@ from .errors import OptionError
 from .interfaces import Drafter, Verifier
 from .models.cached_lm import CachedLM
 from .models.codec import Codec
-from .models.hf import check_rewindable, load_model
-from .models.plugged import PluggedForward
-from .models.probe import check_forward
+from .models.forwards import make_forward
+from .models.hf import load_model
+from .models.linear import FORMATS
 from .verify import token_rule
 
 VERIFIERS: dict[str, Verifier] = {"auto": token_rule, "token": token_rule}
@@ -55,7 +55,7 @@ def load(
     max_length: int | None = None,
     draft_max_length: int | None = None,
     verifier: str = "auto",
-    bitwise: bool = False,
+    bitwise: bool | None = None,
     allow_pickle: bool = False,
     trust_remote_code: bool = False,
     progress: Callable[[int, int], None] | None = None,
@@ -68,13 +68,16 @@ def load(
         drafter: `none`, `ngram`, `model:ID`, `package.module:Class`, or an object with propose and release.
         dtype: the target's and the drafter's; None is each checkpoint's own.
         device: None is cuda if there is one, else cpu.
-        weights, draft_weights: weight format; "auto" or "dense".
+        weights: the target's format: "auto" (the fastest exact one), "dense", "packed" or "int8" (exact relative to
+            the rounded target).
+        draft_weights: the drafter's; "auto" is int8 on the CPU, which costs acceptance only, never exactness.
         max_draft: at most this many drafted tokens per sequence and round; 0 turns drafting off.
         max_batch: at most this many sequences at a time; more wait their turn.
         max_length: context limit, if lower than the target's own.
         draft_max_length: the drafter's own limit; longer texts go on without drafts.
         verifier: "auto" or "token".
-        bitwise: demand bit-exact greedy text; refused where the kernels cannot promise it.
+        bitwise: bit-exact passes, so that greedy text is the same whatever drafts or shares the batch. None takes
+            them where the kernels allow, True demands them, False does without.
         allow_pickle, trust_remote_code: unsafe checkpoints are refused unless these say otherwise.
         progress: called with (bytes done, bytes in all) while a model is fetched.
 
@@ -84,10 +87,8 @@ def load(
     if verifier not in VERIFIERS:
         raise OptionError(f"unknown verifier {verifier!r}: use {', '.join(VERIFIERS)}")
     for name, value in (("weights", weights), ("draft_weights", draft_weights)):
-        if value not in ("auto", "dense"):
-            raise OptionError(f"unknown {name} {value!r}: use auto or dense")
-    if bitwise:
-        raise OptionError("bitwise=True cannot be promised by these kernels: greedy text may differ at numerical ties")
+        if value not in ("auto", *FORMATS):
+            raise OptionError(f"unknown {name} {value!r}: use auto, {', '.join(FORMATS)}")
     for name, limit in (("max_length", max_length), ("draft_max_length", draft_max_length)):
         if limit is not None and (not isinstance(limit, int) or isinstance(limit, bool) or limit < 2):
             raise OptionError(f"{name} must be a whole number of at least 2, not {limit!r}")
@@ -103,8 +104,9 @@ def load(
     if isinstance(target, CoreEngine):
         parts, max_batch = target.parts, target.max_batch
     else:
-        parts = _load_target(target, options, max_batch, max_length, draft_max_length)
-    made = catalog.build(drafter, parts.context) if isinstance(drafter, str) else drafter
+        parts = _load_target(target, options, weights, bitwise, max_batch, max_length)
+    context = replace(parts.context, draft_weights=draft_weights, draft_max_length=draft_max_length)
+    made = catalog.build(drafter, context) if isinstance(drafter, str) else drafter
     engine = Engine(
         parts.target,
         made,
@@ -120,12 +122,15 @@ def load(
 
 
 def _load_target(
-    target: str, options: dict[str, Any], max_batch: int, max_length: int | None, draft_max_length: int | None
+    target: str,
+    options: dict[str, Any],
+    weights: str,
+    bitwise: bool | None,
+    max_batch: int,
+    max_length: int | None,
 ) -> _Parts:
     loaded = load_model(target, **options)
-    check_rewindable(loaded.model, target)
-    forward = PluggedForward(loaded.model, loaded.max_length)
-    check_forward(forward, loaded.model, target)
+    forward = make_forward(loaded, weights=weights, bitwise=bitwise)
     lm = CachedLM(forward, max_batch, max_length)
     eos_ids = frozenset(loaded.eos_token_ids)
     if loaded.tokenizer is None:
@@ -137,14 +142,14 @@ def _load_target(
         eos_ids=eos_ids,
         max_batch=max_batch,
         max_length=lm.max_length,
-        draft_max_length=draft_max_length,
         model_options=options,
     )
     config = {
         "target": target,
         "dtype": str(loaded.model.dtype).removeprefix("torch."),
         "device": str(loaded.model.device),
-        "weights": "dense",
+        "weights": forward.weights,
+        "bitwise": forward.bitwise,
         "max_batch": max_batch,
         "max_length": lm.max_length,
     }

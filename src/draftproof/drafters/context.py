@@ -21,6 +21,7 @@ class DraftContext:
         max_batch: at most this many sequences at a time.
         max_length: the target's context limit.
         draft_max_length: a limit for the drafter's own context, or None.
+        draft_weights: weight format of a drafter that is a model.
         model_options: keyword arguments for `models.hf.load_model`.
     """
 
@@ -31,6 +32,7 @@ class DraftContext:
     max_batch: int = 8
     max_length: int = 1 << 30
     draft_max_length: int | None = None
+    draft_weights: str = "auto"
     model_options: Mapping[str, Any] = field(default_factory=dict)
 
     @staticmethod

@@ -108,15 +108,20 @@ def build(argument: str, context: DraftContext) -> ModelDrafter:
     import warnings
 
     from ..errors import OptionError
-    from ..models.hf import check_rewindable, load_model
-    from ..models.plugged import PluggedForward
+    from ..models.forwards import make_forward
+    from ..models.hf import load_model
+    from ..models.linear import available
     from ..models.vocab import common_vocabulary
 
     if not argument:
         raise OptionError("drafter 'model' needs a model, as in model:FOLDER")
-    loaded = load_model(argument, **context.model_options)
-    check_rewindable(loaded.model, argument)
-    forward = PluggedForward(loaded.model, loaded.max_length)
+    options, weights = dict(context.model_options), context.draft_weights
+    if weights in ("auto", "int8"):
+        options["dtype"] = None  # 8-bit products need no wider activations than the checkpoint's own
+    loaded = load_model(argument, **options)
+    if weights == "auto" and available("int8", loaded.model.dtype, loaded.model.device) is None:
+        weights = "int8"
+    forward = make_forward(loaded, weights=weights, bitwise=False)
     common = common_vocabulary(
         context.tokenizer, loaded.tokenizer, context.vocab_size, forward.vocab_size, context.target_name, argument
     )

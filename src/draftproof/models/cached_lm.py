@@ -8,27 +8,13 @@ comparing prefixes: what agrees stays, the rest is fed. Freed rows keep their co
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import Protocol
 
-import torch
 from torch import Tensor
 
 from ..errors import ModelError
 from ..types import Draft, TargetOutput
-from .cache import SlotCache
 from .masks import Block
-
-_CHUNK = 512  # prompt tokens fed in one pass
-
-
-class Forward(Protocol):
-    """One pass of a model over blocks of tokens."""
-
-    cache: SlotCache
-    vocab_size: int
-    max_length: int
-
-    def __call__(self, blocks: Sequence[Block], queries: Sequence[int] | None) -> Tensor: ...
+from .passes import Forward
 
 
 def common_prefix(a: Sequence[int], b: Sequence[int]) -> int:
@@ -104,21 +90,17 @@ class CachedLM:
         self.rewind(row, tokens)
         held = self._held[row]
         while len(held) < len(tokens):
-            chunk = tokens[len(held) : len(held) + _CHUNK]
-            self.forward([Block(row, len(held), self._known(chunk))], queries=())
+            chunk = tokens[len(held) : len(held) + self.forward.chunk]
+            self.forward([Block(row, len(held), self._known(chunk))], "none")
             held.extend(chunk)
 
     def extend(self, rows: Sequence[int], continuations: Sequence[Sequence[int]]) -> Tensor:
         """Append a non-empty chain to each row; returns the logits `[B, V]` after each chain's last token."""
         blocks = [Block(r, len(self._held[r]), self._known(c)) for r, c in zip(rows, continuations)]
-        queries = sorted({len(c) - 1 for c in continuations})
-        logits = self.forward(blocks, queries)
+        logits = self.forward(blocks, "last").logits
         for row, continuation in zip(rows, continuations):
             self._held[row].extend(continuation)
-        if len(queries) == 1:
-            return logits[:, 0]
-        picks = [queries.index(len(c) - 1) for c in continuations]
-        return logits[torch.arange(len(rows)), torch.tensor(picks)]
+        return logits
 
     def score(self, rows: Sequence[int], roots: Sequence[int], drafts: Sequence[Draft]) -> list[TargetOutput]:
         """Feed each row its root and draft in one pass (the only place with a batch of drafts)."""
@@ -127,8 +109,10 @@ class CachedLM:
             parents = None if draft.is_chain else [-1, *(parent + 1 for parent in draft.parents)]
             blocks.append(Block(row, len(self._held[row]), self._known([root, *draft.tokens]), parents))
             self._pending[row] = (root, draft)
-        logits = self.forward(blocks, None)
-        return [TargetOutput(logits[i, : draft.num_nodes + 1]) for i, draft in enumerate(drafts)]
+        output = self.forward(blocks, "all")
+        sizes = [draft.num_nodes + 1 for draft in drafts]
+        features = [None] * len(sizes) if output.features is None else output.features.split(sizes)
+        return [TargetOutput(logits, own) for logits, own in zip(output.logits.split(sizes), features)]
 
     def keep(self, row: int, length: int, path: Sequence[int]) -> None:
         """The row keeps `length` positions, the scored root the last of them, then the path's nodes in order."""

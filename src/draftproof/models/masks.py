@@ -24,6 +24,26 @@ class Block:
     tokens: Sequence[int]
     parents: Sequence[int] | None = None
 
+    def depths(self) -> Sequence[int]:
+        """How far each token is below the row's past; its position is start + depth."""
+        if self.parents is None:
+            return range(len(self.tokens))
+        depths: list[int] = []
+        for parent in self.parents:
+            depths.append(0 if parent < 0 else depths[parent] + 1)
+        return depths
+
+    def sees(self) -> Tensor:
+        """bool `[n, n]`: which tokens of the block each token sees: its ancestors and itself."""
+        size = len(self.tokens)
+        if self.parents is None:
+            return torch.ones(size, size, dtype=torch.bool).tril_()
+        sees = torch.eye(size, dtype=torch.bool)
+        for token, parent in enumerate(self.parents):
+            if parent >= 0:
+                sees[token] |= sees[parent]
+        return sees
+
 
 @dataclass(frozen=True)
 class Pass:
@@ -68,20 +88,13 @@ def arrange(blocks: Sequence[Block], max_position: int, device: torch.device | s
     ids = torch.zeros(len(blocks), num_queries, dtype=torch.long)
     columns = torch.arange(span)
     mask = (columns < starts)[:, None, :].repeat(1, num_queries, 1)
-    causal = torch.ones(num_queries, num_queries, dtype=torch.bool).tril_()
     for b, block in enumerate(blocks):
-        size, end = len(block.tokens), block.start + num_queries
+        size = len(block.tokens)
         ids[b, :size] = torch.as_tensor(block.tokens)
-        sees = causal
-        if block.parents is not None:
-            sees = torch.eye(num_queries, dtype=torch.bool)
-            for i, parent in enumerate(block.parents):
-                depths[b, i] = depths[b, parent] + 1 if parent >= 0 else 0
-                if parent >= 0:
-                    sees[i] |= sees[parent]
-        mask[b, :, block.start : end] = sees
-        if size < num_queries:  # padding: the past and itself
-            mask[b, size:, block.start : end] = torch.eye(num_queries, dtype=torch.bool)[size:]
+        depths[b, :size] = torch.as_tensor(block.depths())
+        own = torch.eye(num_queries, dtype=torch.bool)  # padding sees the past and itself
+        own[:size, :size] = block.sees()
+        mask[b, :, block.start : block.start + num_queries] = own
     positions = (starts + depths).clamp_(max=max_position)
     slots = starts + offsets
     key_positions = columns.repeat(len(blocks), 1).scatter_(1, slots, positions)

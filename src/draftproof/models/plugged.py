@@ -12,6 +12,7 @@ from torch import Tensor
 from .cache import SlotCache
 from .hf import sliding_window
 from .masks import Block, Pass, arrange
+from .passes import PassOutput, Want
 
 
 class PluggedForward:
@@ -35,36 +36,40 @@ class PluggedForward:
         self._additive = config._attn_implementation == "eager"
         self._cache_name = "cache" if "cache" in names else "past_key_values"
         self._can_select = "logits_to_keep" in names
+        self.chunk = 512
+        self.weights = "dense"
+        self.bitwise = False
+        self.taps: tuple[int, ...] = ()  # give the hidden states that enter these layers (num_layers: the last, normed)
         self.cache = SlotCache(config.num_hidden_layers)
 
     @torch.inference_mode()
-    def __call__(self, blocks: Sequence[Block], queries: Sequence[int] | None) -> Tensor:
-        """Run one pass.
-
-        Args:
-            blocks: one per row; rows distinct.
-            queries: which query columns need logits (None: all).
-
-        Returns:
-            logits `[B, len(queries) or Q, V]` in the model's dtype.
-        """
+    def __call__(self, blocks: Sequence[Block], want: Want) -> PassOutput:
+        """See `passes.Forward`; rows distinct, logits in the model's dtype."""
+        sizes = [len(block.tokens) for block in blocks]
+        picks = [{"all": range(size), "last": range(size - 1, size), "none": range(0)}[want] for size in sizes]
         current = arrange(blocks, self.max_length - 1, self.device)
         self.cache.reserve(max(current.rows) + 1, current.span)
         self.cache.current = current
+        columns = sorted({column for wanted in picks for column in wanted})
         arguments: dict[str, Any] = {self._cache_name: self.cache, "use_cache": True}
         if self._can_select:
-            arguments["logits_to_keep"] = (
-                0 if queries is None else torch.tensor(queries, dtype=torch.long, device=self.device)
-            )
+            arguments["logits_to_keep"] = torch.tensor(columns, dtype=torch.long, device=self.device)
+        if self.taps:
+            arguments["output_hidden_states"] = True
         try:
             output = self.model(
                 input_ids=current.ids, position_ids=current.positions, attention_mask=self._masks(current), **arguments
             )
         finally:
             self.cache.current = None
-        if queries is None or self._can_select:
-            return output.logits
-        return output.logits[:, list(queries)]
+        at = {column: i for i, column in enumerate(columns)} if self._can_select else range(max(sizes))
+        rows = [row for row, wanted in enumerate(picks) for _ in wanted]
+        logits = output.logits[rows, [at[column] for wanted in picks for column in wanted]]
+        features = None
+        if self.taps:
+            states = torch.cat([output.hidden_states[layer] for layer in self.taps], dim=-1)
+            features = torch.cat([states[row, :size] for row, size in enumerate(sizes)])
+        return PassOutput(logits, features)
 
     def _masks(self, current: Pass) -> Any:
         if self.window is None:

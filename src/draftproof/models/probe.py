@@ -14,8 +14,9 @@ from torch import Tensor
 
 from ..errors import ModelError
 from ..types import Draft
-from .cached_lm import CachedLM, Forward
+from .cached_lm import CachedLM
 from .hf import sliding_window
+from .passes import Forward
 
 _WINDOW = 5  # a sliding window is narrowed to this for the probe, so that a few tokens reach beyond it
 

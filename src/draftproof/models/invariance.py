@@ -1,0 +1,71 @@
+"""Does a token's result depend on what shares the pass? Tried out on the model itself, bit for bit.
+
+Greedy text with a drafter equals plain text token for token only if a pass over several tokens, rows or lengths gives
+each token the very bits that a pass over it alone gives. Kernels promise no such thing in writing, so it is measured:
+the same text is fed token by token, in blocks of many sizes, and beside other rows.
+"""
+
+from __future__ import annotations
+
+import torch
+
+from ..types import Draft
+from .cached_lm import CachedLM
+from .lean import LeanForward
+from .passes import Forward
+
+_BLOCKS = (2, 3, 5, 8, 9, 17)
+
+
+def secure(forward: LeanForward) -> str | None:
+    """Put a forward into bit-exact mode, the cheaper way if it holds; otherwise leave it out and say why."""
+    reason = None
+    for queries in (None, 8):
+        forward.bitwise, forward.queries = True, queries
+        reason = fault(forward)
+        if reason is None:
+            return None
+    forward.bitwise, forward.queries = False, None
+    return reason
+
+
+@torch.inference_mode()
+def fault(forward: Forward) -> str | None:
+    """None if every result is bit-identical; otherwise where the first difference was seen.
+
+    Takes about thirty short passes.
+    """
+    limit = min(forward.vocab_size, 9973)
+    length = min(38, forward.max_length - 2)
+    text = [(11 + 37 * i * i) % limit for i in range(length)]
+    lm = CachedLM(forward, 3)
+    rows = [lm.open(()) for _ in range(3)]
+    begin = length // 2
+    lm.prefill(rows[0], text[:begin])
+    alone = []
+    for token in text[begin:]:
+        alone.append(lm.extend(rows[:1], [[token]])[0].clone())
+    for size in _BLOCKS:
+        if begin + size > length:
+            break
+        lm.prefill(rows[0], text[:begin])
+        draft = Draft.chain(text[begin + 1 : begin + size])
+        logits = lm.score(rows[:1], [text[begin]], [draft])[0].logits
+        for i in range(size):
+            if not torch.equal(logits[i], alone[i]):
+                return f"token {i + 1} of {size} in one pass has other bits than alone"
+    lm.prefill(rows[0], text[:begin])
+    lm.prefill(rows[1], text[: begin - 3])
+    lm.prefill(rows[2], text[:2])
+    drafts = [Draft.chain(text[begin + 1 : begin + 4]), Draft((), ()), Draft.chain(text[3:9])]
+    outputs = lm.score(rows, [text[begin], text[begin - 3], text[2]], drafts)
+    for i in range(min(4, length - begin)):
+        if not torch.equal(outputs[0].logits[i], alone[i]):
+            return f"token {i + 1} beside two other rows has other bits than alone"
+    for row in rows:
+        lm.prefill(row, ())
+    lm.prefill(rows[1], text[:7])
+    lm.prefill(rows[1], text[:begin])  # the same prompt in two pieces
+    if not torch.equal(lm.extend(rows[1:2], [[text[begin]]])[0], alone[0]):
+        return "a prompt fed in two pieces has other bits than in one"
+    return None

@@ -1,0 +1,267 @@
+"""Our own forward for the Llama family: few operators a layer, fused weights, a cache written in place.
+
+Llama, Mistral (without a window), Qwen2 and Qwen3 share one layer: norm, attention with rotary positions, norm, gated
+MLP. transformers runs it with about fifty operators and copies of the cache; here tokens of all rows are one flat
+`[T, H]` through the linear maps, query/key/value are one product, gate and up another, residuals are added inside the
+product, and attention reads each row's own slots. It equals transformers' forward up to rounding (`plugged` is the
+oracle), on any device.
+
+Bit-exact mode: a token's result must not depend on what shares the pass. Packed and int8 products are row-wise
+identical from 2 rows on; attention is called per row, over slots rounded up to a multiple of 16, and where that is not
+enough with exactly 8 queries at a time. `invariance.fault` tries it out on the model itself.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+from torch import Tensor
+from torch.nn.functional import rms_norm, scaled_dot_product_attention, silu
+
+from .linear import Linear, maker
+from .masks import Block
+from .passes import PassOutput, Want
+from .slots import SlotStore
+
+FAMILY = ("LlamaForCausalLM", "MistralForCausalLM", "Qwen2ForCausalLM", "Qwen3ForCausalLM")
+_GRAIN = 16  # slots per attention call are a multiple of this
+
+
+def unsupported(model: Any) -> str | None:
+    """Why this model needs transformers' own forward; None if the lean one can run it."""
+    config, name = model.config, type(model).__name__
+    if name not in FAMILY:
+        return f"{name} is not of the Llama family ({', '.join(FAMILY)})"
+    if getattr(config, "sliding_window", None) is not None and getattr(config, "use_sliding_window", True):
+        return f"{name} has a sliding window"
+    if any(kind != "full_attention" for kind in getattr(config, "layer_types", None) or ()):
+        return f"{name} mixes layer types"
+    if not type(model).__module__.startswith("transformers."):
+        return f"{name} comes with its own code"
+    if config.hidden_act != "silu":
+        return f"{name} uses {config.hidden_act}, not silu"
+    rope = getattr(config, "rope_parameters", None) or {}
+    if rope.get("partial_rotary_factor", 1.0) != 1.0:
+        return f"{name} rotates only a part of each head"
+    return None
+
+
+@dataclass(frozen=True)
+class _Layer:
+    """One decoder layer's weights. `head_scale` `[nq + nkv, D]` holds Qwen3's query and key norms, or is None."""
+
+    input_norm: Tensor
+    qkv: Linear
+    head_scale: Tensor | None
+    output: Linear
+    mlp_norm: Tensor
+    gate_up: Linear
+    down: Linear
+
+
+@dataclass(frozen=True)
+class _View:
+    """One row's share of a pass: tokens [first, last) of the flat batch, the slots it reads, and what each may see."""
+
+    row: int
+    first: int
+    last: int
+    start: int
+    chunks: tuple[tuple[int, int, int, Tensor], ...]  # first and last query, number of slots, mask [1, 1, g * n, S]
+
+
+class LeanForward:
+    """See the module.
+
+    Args:
+        model: a transformers model of the family; its weights are taken out of it, layer by layer.
+        max_length: number of positions the model knows.
+        weights: "auto" (packed on the CPU, dense elsewhere), "dense", "packed" or "int8".
+        queries: this many queries in every attention call, the last one padded; None: as many as there are.
+    """
+
+    def __init__(self, model: Any, max_length: int, weights: str = "auto", *, queries: int | None = None):
+        config = model.config
+        self.max_length = max_length
+        self.device: torch.device = model.device
+        self.dtype: torch.dtype = model.dtype
+        self.weights, make = maker(weights, self.dtype, self.device)
+        self.taps: tuple[int, ...] = ()  # record the hidden state that enters these layers (num_layers: the last one)
+        self._heads, self._kv_heads = config.num_attention_heads, config.num_key_value_heads
+        self._width = getattr(config, "head_dim", None) or config.hidden_size // self._heads
+        self._eps = config.rms_norm_eps
+        body = model.model
+        self._embedding: Tensor = body.embed_tokens.weight
+        self.vocab_size = self._embedding.shape[0]
+        self._rotary = body.rotary_emb
+        self._layers = [_take_layer(layer, make) for layer in body.layers]
+        self._norm: Tensor = body.norm.weight
+        self._head: Linear = _take([model.lm_head], make)
+        self._min_rows = max(linear.min_rows for linear in self._linears())
+        self.queries = queries
+        self.bitwise = False  # set by whoever has tried it out
+        self._cos, self._sin = self._table(256)
+        self.cache = SlotStore(len(self._layers), self._kv_heads, self._width, self.dtype, self.device)
+
+    @property
+    def num_bytes(self) -> int:
+        """Bytes of weights that one pass reads."""
+        return sum(linear.num_bytes for linear in self._linears())
+
+    def _linears(self) -> list[Linear]:
+        parts = [part for layer in self._layers for part in (layer.qkv, layer.output, layer.gate_up, layer.down)]
+        return [*parts, self._head]
+
+    @property
+    def chunk(self) -> int:
+        """Prompt tokens per pass; products of more than 160 rows may take another kernel."""
+        return 128 if self.bitwise else 512
+
+    @torch.inference_mode()
+    def __call__(self, blocks: Sequence[Block], want: Want) -> PassOutput:
+        """See `passes.Forward`."""
+        num_tokens = sum(len(block.tokens) for block in blocks)
+        ids = [token for block in blocks for token in block.tokens]
+        positions = [position for block in blocks for position in _positions(block)]
+        padding = max(0, self._min_rows - num_tokens)
+        index = torch.tensor(positions + [0] * padding, device=self.device)
+        views = self._views(blocks)
+        highest = max(positions)
+        if highest >= len(self._cos):
+            self._cos, self._sin = self._table(2 * highest)
+        cos, sin = self._cos[index], self._sin[index]
+        x = self._embedding[torch.tensor(ids + [0] * padding, device=self.device)]
+        tapped = []
+        for number, layer in enumerate(self._layers):
+            if number in self.taps:
+                tapped.append(x[:num_tokens])
+            x = self._layer(number, layer, x, cos, sin, views)
+        if len(self._layers) in self.taps:
+            tapped.append(x[:num_tokens])
+        logits = self._logits(x, num_tokens, blocks, want)
+        return PassOutput(logits, torch.cat(tapped, dim=-1) if tapped else None)
+
+    def _logits(self, x: Tensor, num_tokens: int, blocks: Sequence[Block], want: Want) -> Tensor:
+        if want == "none":
+            return x.new_empty(0, self.vocab_size)
+        if want == "last" and len(blocks) < num_tokens:
+            ends = torch.tensor([len(block.tokens) for block in blocks]).cumsum(0) - 1
+            x, num_tokens = x[ends.to(x.device)], len(blocks)
+        if len(x) < self._min_rows:
+            x = torch.cat([x, x[:1].expand(self._min_rows - len(x), -1)])
+        return self._head(rms_norm(x, self._norm.shape, self._norm, self._eps))[:num_tokens]
+
+    def _layer(self, number: int, layer: _Layer, x: Tensor, cos: Tensor, sin: Tensor, views: Sequence[_View]) -> Tensor:
+        heads, kv_heads, width = self._heads, self._kv_heads, self._width
+        shape = layer.input_norm.shape
+        qkv = layer.qkv(rms_norm(x, shape, layer.input_norm, self._eps)).view(len(x), heads + 2 * kv_heads, width)
+        qk = qkv[:, : heads + kv_heads]
+        if layer.head_scale is not None:
+            qk = rms_norm(qk, (width,), None, self._eps) * layer.head_scale
+        qk = torch.addcmul(qk * cos, torch.roll(qk, width // 2, -1), sin)
+        mixed = x.new_zeros(len(x), heads * width) if len(x) > views[-1].last else x.new_empty(len(x), heads * width)
+        for view in views:
+            keys, values = self.cache.layer(number, view.row)
+            end = view.start + view.last - view.first
+            keys[:, view.start : end] = qk[view.first : view.last, heads:].transpose(0, 1)
+            values[:, view.start : end] = qkv[view.first : view.last, heads + kv_heads :].transpose(0, 1)
+            for first, last, span, mask in view.chunks:
+                q = qk[first:last, :heads]
+                mixed[first:last] = self._attend(q, keys[None, :, :span], values[None, :, :span], mask)
+        x = layer.output(mixed, x)
+        gate_up = layer.gate_up(rms_norm(x, shape, layer.mlp_norm, self._eps))
+        gate, up = gate_up.chunk(2, dim=-1)
+        return layer.down(silu(gate).mul_(up), x)
+
+    def _attend(self, q: Tensor, keys: Tensor, values: Tensor, mask: Tensor) -> Tensor:
+        """q `[n, heads, D]`, keys and values `[1, kv_heads, S, D]`, mask `[1, 1, g * m, S]`, m >= n; `[n, heads * D]`.
+
+        Heads that share keys become more queries of one head, so each key is read once.
+        """
+        num, group = len(q), self._heads // self._kv_heads
+        padded = mask.shape[2] // group
+        q = q.view(num, self._kv_heads, group, self._width).permute(1, 2, 0, 3)
+        if padded > num:
+            q = torch.nn.functional.pad(q, (0, 0, 0, padded - num))
+        q = q.reshape(1, self._kv_heads, group * padded, self._width)
+        out = scaled_dot_product_attention(q, keys, values, attn_mask=mask)
+        out = out.view(self._kv_heads, group, padded, self._width)[:, :, :num]
+        return out.permute(2, 0, 1, 3).reshape(num, -1)
+
+    def _views(self, blocks: Sequence[Block]) -> list[_View]:
+        """Where each row's tokens go and what they see, once for all layers."""
+        ends = [block.start + len(block.tokens) for block in blocks]
+        self.cache.reserve(max(block.row for block in blocks) + 1, -(-max(ends) // _GRAIN) * _GRAIN)
+        views, first = [], 0
+        for block, end in zip(blocks, ends):
+            size = len(block.tokens)
+            sees = block.sees()
+            chunks = []
+            step = self.queries or size
+            for begin in range(0, size, step):
+                stop = min(begin + step, size)
+                reach = end if block.parents is not None else block.start + stop
+                span = -(-reach // _GRAIN) * _GRAIN
+                chunks.append((first + begin, first + stop, span, self._mask(block, sees, begin, stop, span)))
+            views.append(_View(block.row, first, first + size, block.start, tuple(chunks)))
+            first += size
+        return views
+
+    def _mask(self, block: Block, sees: Tensor, begin: int, stop: int, span: int) -> Tensor:
+        """Additive mask `[1, 1, g * m, S]` of queries [begin, stop) of a block; padding sees the first slot."""
+        num = self.queries or stop - begin
+        mask = torch.full((num, span), -torch.inf, dtype=self.dtype)
+        mask[: stop - begin, : block.start] = 0
+        own = min(span - block.start, len(block.tokens))
+        mask[: stop - begin, block.start : block.start + own].masked_fill_(sees[begin:stop, :own], 0)
+        mask[stop - begin :, 0] = 0
+        return mask.to(self.device).repeat(self._heads // self._kv_heads, 1)[None, None]
+
+    def _table(self, size: int) -> tuple[Tensor, Tensor]:
+        """cos and signed sin `[P, 1, D]` from the model's own rotary embedding: rotating is q * cos + roll(q) * sin."""
+        size = min(self.max_length, max(256, size))
+        positions = torch.arange(size, device=self.device)[None]
+        with torch.inference_mode():
+            cos, sin = self._rotary(self._norm.new_zeros(1, 1), positions)
+        sign = torch.ones(self._width, dtype=sin.dtype, device=self.device)
+        sign[: self._width // 2] = -1
+        return cos[0][:, None].clone(), (sin[0] * sign)[:, None]
+
+
+def _positions(block: Block) -> list[int]:
+    return [block.start + depth for depth in block.depths()]
+
+
+def _take(modules: Sequence[Any], make: Any) -> Linear:
+    """One linear map from several of the same input; the modules give their weights up, so none is held twice."""
+    weights = [module.weight.detach() for module in modules]
+    biases = [None if module.bias is None else module.bias.detach() for module in modules]
+    for module in modules:
+        module.weight = module.bias = None
+    weight = torch.cat(weights) if len(weights) > 1 else weights[0]
+    if all(bias is None for bias in biases):
+        return make(weight, None)
+    filled = [w.new_zeros(len(w)) if bias is None else bias for w, bias in zip(weights, biases)]
+    return make(weight, torch.cat(filled))
+
+
+def _take_layer(layer: Any, make: Any) -> _Layer:
+    attention, mlp = layer.self_attn, layer.mlp
+    heads = attention.q_proj.out_features // attention.head_dim
+    kv_heads = attention.k_proj.out_features // attention.head_dim
+    scale = None
+    if hasattr(attention, "q_norm"):
+        q_norm, k_norm = attention.q_norm.weight.detach(), attention.k_norm.weight.detach()
+        scale = torch.cat([q_norm.expand(heads, -1), k_norm.expand(kv_heads, -1)])
+    return _Layer(
+        input_norm=layer.input_layernorm.weight.detach(),
+        qkv=_take([attention.q_proj, attention.k_proj, attention.v_proj], make),
+        head_scale=scale,
+        output=_take([attention.o_proj], make),
+        mlp_norm=layer.post_attention_layernorm.weight.detach(),
+        gate_up=_take([mlp.gate_proj, mlp.up_proj], make),
+        down=_take([mlp.down_proj], make),
+    )

@@ -1,0 +1,59 @@
+"""What a model's forward is to the rest of the house: blocks of tokens in, logits and features out."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Literal, Protocol
+
+from torch import Tensor
+
+from .masks import Block
+
+Want = Literal["all", "last", "none"]
+
+
+@dataclass(frozen=True)
+class PassOutput:
+    """One pass over blocks with n_1, n_2, ... tokens.
+
+    Fields:
+        logits: `[n_1 + n_2 + ..., V]` (want "all"), `[B, V]` (want "last") or `[0, V]` ("none"), rows in block order.
+        features: `[n_1 + n_2 + ..., F]`: the tapped hidden states side by side, or None without taps.
+    """
+
+    logits: Tensor
+    features: Tensor | None = None
+
+
+class Slots(Protocol):
+    """Keys and values at absolute slots."""
+
+    def move(self, row: int, sources: Sequence[int], start: int) -> None:
+        """Gather the slots `sources` of one row to the slots from `start` on."""
+        ...
+
+
+class Forward(Protocol):
+    """A model over slotted rows.
+
+    chunk: how many prompt tokens to feed at a time. taps: layers whose input hidden state is given as a feature
+    (the number of layers names the last one's output). weights: the format's name. bitwise: whether results are
+    bit-exact.
+    """
+
+    vocab_size: int
+    max_length: int
+    taps: tuple[int, ...]
+    weights: str
+    bitwise: bool
+
+    @property
+    def cache(self) -> Slots: ...
+
+    @property
+    def chunk(self) -> int: ...
+
+    def __call__(self, blocks: Sequence[Block], want: Want) -> PassOutput:
+        """Write the blocks' keys and values at their slots, and give the logits that are wanted."""
+        ...

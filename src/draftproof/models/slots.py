@@ -1,0 +1,48 @@
+"""Keys and values of the lean forward: one tensor for all layers, a row per sequence, absolute slots."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+import torch
+from torch import Tensor
+
+_GRAIN = 256  # capacity grows in multiples of this, at least doubling
+
+
+class SlotStore:
+    """`[layers, 2, R, kv_heads, capacity, D]`; grows as rows and slots are asked for, keeping what is held."""
+
+    def __init__(self, num_layers: int, kv_heads: int, width: int, dtype: torch.dtype, device: torch.device):
+        self._store = torch.zeros(num_layers, 2, 0, kv_heads, 0, width, dtype=dtype, device=device)
+
+    @property
+    def capacity(self) -> int:
+        return self._store.shape[4]
+
+    @torch.inference_mode()
+    def reserve(self, rows: int, slots: int) -> None:
+        """Room for at least so many rows and slots."""
+        old = self._store
+        if rows <= old.shape[2] and slots <= old.shape[4]:
+            return
+        capacity = old.shape[4]
+        if slots > capacity:
+            capacity = max(-(-slots // _GRAIN) * _GRAIN, 2 * capacity)
+        layers, _, num_rows, heads, held, width = old.shape
+        self._store = old.new_zeros(layers, 2, max(rows, num_rows), heads, capacity, width)
+        self._store[:, :, :num_rows, :, :held] = old
+
+    def layer(self, number: int, row: int) -> tuple[Tensor, Tensor]:
+        """One row's keys and values in one layer, `[kv_heads, capacity, D]` each, to be written in place."""
+        keys, values = self._store[number, :, row]
+        return keys, values
+
+    @torch.inference_mode()
+    def move(self, row: int, sources: Sequence[int], start: int) -> None:
+        """Gather the slots `sources` to the slots from `start` on; a no-op where they lie there already."""
+        if list(sources) == list(range(start, start + len(sources))):
+            return
+        index = torch.tensor(sources, device=self._store.device)
+        mine = self._store[:, :, row]
+        mine[..., start : start + len(sources), :] = mine.index_select(3, index)
