@@ -403,7 +403,7 @@ def test_demo_shows_every_task_with_every_drafter(
         if row["drafter"] == "none":
             assert (row["speedup"], row["acceptance_length"], row["max_draft"]) == (1, 1, 0)
         if row["drafter"].startswith("model:"):
-            assert row["acceptance_rate"] == 1, "the target drafts for itself"
+            assert 0 < row["acceptance_rate"] <= 1, "the target, rounded to 8 bits, drafts for itself"
     shown = capsys.readouterr().out
     assert shown.count("yes") == len(rows)
     assert "All 8 texts" in shown
