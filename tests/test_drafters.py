@@ -10,13 +10,16 @@ import torch
 from draftproof import SamplingParams, sampling
 from draftproof.drafters import catalog
 from draftproof.drafters.context import DraftContext
+from draftproof.drafters.draft_model import ModelDrafter
 from draftproof.drafters.ngram import NgramDrafter, NgramIndex
 from draftproof.drafters.none import NoDrafter
 from draftproof.errors import DraftproofError, OptionError
+from draftproof.models import shrink
+from draftproof.models.cached_lm import CachedLM
 from draftproof.sampling import SeededSource
 from draftproof.testing import SilentDrafter
 from draftproof.types import EMPTY_DRAFT, DraftRequest
-from engines import ModelTarget, engine, lm, model_drafter
+from engines import ModelTarget, engine, lm, model_drafter, reference
 from tiny import tiny_llama
 
 CONTEXT = DraftContext(vocab_size=128)
@@ -166,3 +169,69 @@ def test_a_bad_drafter_is_one_clear_line(spec, message):
 def test_a_drafter_that_proposes_nothing_works_in_the_engine():
     run = engine(lm(tiny_llama(0)), catalog.build("none", CONTEXT))
     assert run.generate([[1]], SamplingParams(max_new_tokens=3, seed=0))[0].stats.num_rounds == 3
+
+
+def shrunk(seed, layers=None, outputs=None, **options):
+    """A draft model with fewer layers and outputs, through both forwards' own loading path."""
+    from draftproof.models.forwards import make_forward
+    from test_lean import loaded
+
+    model = tiny_llama(seed, num_hidden_layers=6)
+    if layers is not None:
+        shrink.keep_layers(model, layers)
+    kept = None
+    if outputs is not None:
+        kept = shrink.frequent_ids(outputs, 120, [[5, 5, 99, 99, 99, 7]], always=[110])
+        shrink.keep_outputs(model, kept)
+    forward = make_forward(loaded(model), weights="dense", **options)
+    return ModelDrafter(CachedLM(forward, 2), 128, 120, kept=kept), kept
+
+
+@pytest.mark.parametrize("lean", [True, False], ids=["lean", "transformers"])
+@pytest.mark.parametrize(
+    "settings", [{}, {"top_p": 0.8}, {"repetition_penalty": 1.4}, {"logit_bias": {3: 2.0}}], ids=str
+)
+def test_a_reduced_vocabulary_renormalises_the_law_over_the_kept_tokens(lean, settings):
+    drafter, kept = shrunk(1, outputs=20, lean=lean)
+    assert len(kept) == 20 and {5, 7, 99, 110} <= set(kept) and kept == sorted(kept)
+    draft = ask(drafter, [1, 2, 3], max_nodes=4, temperature=0.7, **settings)
+    plain = ModelTarget(tiny_llama(1, num_hidden_layers=6))
+    for i, token in enumerate(draft.tokens):
+        tokens = [1, 2, 3, *draft.tokens[:i]]
+        logits = plain.next_logits(tokens)
+        outside = torch.ones(128, dtype=torch.bool)
+        outside[kept] = False
+        logits = logits.masked_fill(outside, -torch.inf)
+        law = sampling.probs(logits[None], SamplingParams(temperature=0.7, **settings), tokens, 1)
+        torch.testing.assert_close(draft.probs.to_dense(i), law.to_dense(0), rtol=1e-3, atol=1e-5)
+        assert token in kept
+
+
+@pytest.mark.parametrize("lean", [True, False], ids=["lean", "transformers"])
+def test_fewer_layers_are_the_first_and_the_last_of_the_model(lean):
+    drafter, _ = shrunk(1, layers=4, lean=lean)
+    model = tiny_llama(1, num_hidden_layers=6)
+    model.model.layers = torch.nn.ModuleList([model.model.layers[i] for i in (0, 1, 2, 5)])
+    for i, layer in enumerate(model.model.layers):
+        layer.self_attn.layer_idx = i
+    model.config.num_hidden_layers = 4
+    plain, tokens = ModelTarget(model), [1, 2, 3]
+    draft = ask(drafter, tokens, max_nodes=4, temperature=0)
+    for token in draft.tokens:
+        assert token == int(plain.next_logits(tokens)[:120].argmax())
+        tokens.append(token)
+
+
+def test_shrunk_drafters_never_change_the_text():
+    plain = ModelTarget(tiny_llama(9))
+    params = SamplingParams(temperature=0, max_new_tokens=40)
+    expected = reference(plain, [1, 2, 3], params)
+    for options in ({"layers": 1}, {"outputs": 3}, {"layers": 2, "outputs": 30}):
+        drafter, _ = shrunk(9, **options)
+        assert engine(lm(plain.model), drafter, max_draft=4).generate([[1, 2, 3]], params)[0].token_ids == expected
+
+
+@pytest.mark.parametrize("num", [0, 7, 2.5, True, -1])
+def test_an_impossible_number_of_layers_is_one_line(num):
+    with pytest.raises(OptionError, match="whole number from 1 to the drafter's 6"):
+        shrink.keep_layers(tiny_llama(0, num_hidden_layers=6), num)

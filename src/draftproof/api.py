@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import logging
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 from typing import Any
 
@@ -54,6 +54,9 @@ def load(
     max_batch: int = 8,
     max_length: int | None = None,
     draft_max_length: int | None = None,
+    draft_layers: int | None = None,
+    draft_vocab: int | None = None,
+    draft_corpus: Sequence[str] = (),
     verifier: str = "auto",
     bitwise: bool | None = None,
     allow_pickle: bool = False,
@@ -75,6 +78,9 @@ def load(
         max_batch: at most this many sequences at a time; more wait their turn.
         max_length: context limit, if lower than the target's own.
         draft_max_length: the drafter's own limit; longer texts go on without drafts.
+        draft_layers: keep only so many of a draft model's layers (a run from the middle on is dropped).
+        draft_vocab: let a draft model propose only so many tokens, the most frequent in `draft_corpus` (texts, best
+            the target's own); without a corpus the lowest ids, which byte-pair vocabularies give to frequent entries.
         verifier: "auto" or "token".
         bitwise: bit-exact passes, so that greedy text is the same whatever drafts or shares the batch. None takes
             them where the kernels allow, True demands them, False does without.
@@ -105,7 +111,14 @@ def load(
         parts, max_batch = target.parts, target.max_batch
     else:
         parts = _load_target(target, options, weights, bitwise, max_batch, max_length)
-    context = replace(parts.context, draft_weights=draft_weights, draft_max_length=draft_max_length)
+    context = replace(
+        parts.context,
+        draft_weights=draft_weights,
+        draft_max_length=draft_max_length,
+        draft_layers=draft_layers,
+        draft_vocab=draft_vocab,
+        draft_corpus=[parts.codec.encode(text) for text in draft_corpus] if parts.codec else (),
+    )
     made = catalog.build(drafter, context) if isinstance(drafter, str) else drafter
     engine = Engine(
         parts.target,

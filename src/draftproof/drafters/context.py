@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -22,6 +22,9 @@ class DraftContext:
         max_length: the target's context limit.
         draft_max_length: a limit for the drafter's own context, or None.
         draft_weights: weight format of a drafter that is a model.
+        draft_layers: keep only so many of a draft model's layers, or None.
+        draft_vocab: let a draft model propose only so many (frequent) tokens, or None.
+        draft_corpus: texts as ids to count those tokens in; without any, low ids count as frequent.
         model_options: keyword arguments for `models.hf.load_model`.
     """
 
@@ -33,6 +36,9 @@ class DraftContext:
     max_length: int = 1 << 30
     draft_max_length: int | None = None
     draft_weights: str = "auto"
+    draft_layers: int | None = None
+    draft_vocab: int | None = None
+    draft_corpus: Sequence[Sequence[int]] = ()
     model_options: Mapping[str, Any] = field(default_factory=dict)
 
     @staticmethod

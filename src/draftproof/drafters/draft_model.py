@@ -25,18 +25,27 @@ class ModelDrafter:
         lm: the draft model, with a row for each sequence of the batch.
         vocab_size: V of the target; q has this width.
         common: only ids below this are proposed (`models.vocab.common_vocabulary`).
+        kept: the token each logit belongs to, ascending, where the output layer was reduced
+            (`models.shrink.keep_outputs`); q is zero elsewhere.
         eos_ids: drafting a sequence stops after one of these was drawn (it stays in the draft).
         name: as the user wrote it.
     """
 
     def __init__(
-        self, lm: CachedLM, vocab_size: int, common: int, eos_ids: frozenset[int] = frozenset(), name: str = "model"
+        self,
+        lm: CachedLM,
+        vocab_size: int,
+        common: int,
+        eos_ids: frozenset[int] = frozenset(),
+        name: str = "model",
+        kept: list[int] | None = None,
     ):
         self.name = name
         self.lm = lm
         self._vocab_size = vocab_size
         self._common = common
         self._eos_ids = eos_ids
+        self._kept = None if kept is None else torch.tensor(kept)
         self._rows: dict[int, int] = {}
 
     def propose(self, requests: Sequence[DraftRequest]) -> list[Draft]:
@@ -49,10 +58,9 @@ class ModelDrafter:
         active = [r for r in requests if r.max_nodes > 0 and len(r.tokens) <= self.lm.max_length]
         feeds = [self._unfed(r) for r in active]
         while active:
-            logits = self._mask(self.lm.extend([self._rows[r.id] for r in active], feeds))
+            logits = self.lm.extend([self._rows[r.id] for r in active], feeds)
             for i, request in enumerate(active):
-                tokens = (*request.tokens, *drawn[request.id]) if request.params.needs_history else ()
-                law = sampling.probs(logits[i : i + 1], request.params, tokens, request.num_prompt)
+                law = self._law(logits[i : i + 1], request, drawn[request.id])
                 drawn[request.id].append(sampling.draw(law, 0, request.generator, "draft"))
                 laws[request.id].append(law)
             active = [r for r in active if self._goes_on(r, drawn[r.id])]
@@ -80,8 +88,22 @@ class ModelDrafter:
         room = len(request.tokens) + len(drawn) <= self.lm.max_length
         return len(drawn) < request.max_nodes and room and drawn[-1] not in self._eos_ids
 
-    def _mask(self, logits: Tensor) -> Tensor:
-        """The draft model's logits `[B, V']` over the target's ids `[B, V]`; ids that are not shared get -inf."""
+    def _law(self, logits: Tensor, request: DraftRequest, drawn: list[int]) -> Probs:
+        """q over the target's ids from the draft model's logits `[1, V']`; ids it may not propose have none."""
+        params = request.params
+        tokens = (*request.tokens, *drawn) if params.needs_history else ()
+        if self._kept is not None and not (params.needs_history or params.logit_bias or params.banned_tokens):
+            law = sampling.probs(logits, params)
+            ids = self._kept[None] if law.ids is None else self._kept[law.ids]
+            return Probs(law.values, ids, self._vocab_size)
+        return sampling.probs(self._spread(logits), params, tokens, request.num_prompt)
+
+    def _spread(self, logits: Tensor) -> Tensor:
+        """Logits `[1, V']` over the target's ids `[1, V]`; -inf for ids that are not shared or not kept."""
+        if self._kept is not None:
+            spread = logits.new_full((1, self._vocab_size), -torch.inf)
+            spread[:, self._kept] = logits
+            return spread
         if self._common == self._vocab_size == logits.shape[-1]:
             return logits
         if logits.shape[-1] < self._vocab_size:
@@ -108,6 +130,7 @@ def build(argument: str, context: DraftContext) -> ModelDrafter:
     import warnings
 
     from ..errors import OptionError
+    from ..models import shrink
     from ..models.forwards import make_forward
     from ..models.hf import load_model
     from ..models.linear import available
@@ -121,10 +144,19 @@ def build(argument: str, context: DraftContext) -> ModelDrafter:
     loaded = load_model(argument, **options)
     if weights == "auto" and available("int8", loaded.model.dtype, loaded.model.device) is None:
         weights = "int8"
-    forward = make_forward(loaded, weights=weights, bitwise=False)
+    num_outputs = loaded.vocab_size
     common = common_vocabulary(
-        context.tokenizer, loaded.tokenizer, context.vocab_size, forward.vocab_size, context.target_name, argument
+        context.tokenizer, loaded.tokenizer, context.vocab_size, num_outputs, context.target_name, argument
     )
+    kept = None
+    if context.draft_layers is not None:
+        shrink.keep_layers(loaded.model, context.draft_layers, argument)
+    if context.draft_vocab is not None:
+        if not 1 <= context.draft_vocab <= common:
+            raise OptionError(f"draft_vocab must be a whole number from 1 to {common}, not {context.draft_vocab!r}")
+        kept = shrink.frequent_ids(context.draft_vocab, common, context.draft_corpus, context.eos_ids)
+        shrink.keep_outputs(loaded.model, kept)
+    forward = make_forward(loaded, weights=weights, bitwise=False)
     lm = CachedLM(forward, context.max_batch, context.draft_max_length)
     if lm.max_length < context.max_length:
         warnings.warn(
@@ -132,4 +164,4 @@ def build(argument: str, context: DraftContext) -> ModelDrafter:
             f"longer texts go on without drafts",
             stacklevel=2,
         )
-    return ModelDrafter(lm, context.vocab_size, common, context.eos_ids, f"model:{argument}")
+    return ModelDrafter(lm, context.vocab_size, common, context.eos_ids, f"model:{argument}", kept)
