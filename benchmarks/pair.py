@@ -3,6 +3,8 @@
     python benchmarks/pair.py identity QUESTIONS.jsonl    # float32: model: and ngram against none, batch 1 and 4
     python benchmarks/pair.py acceptance QUESTIONS.jsonl  # T = 1, top-p 0.9: accepted share against sum min(p, q)
     python benchmarks/pair.py overhead QUESTIONS.jsonl    # share of a round outside the model passes
+    python benchmarks/pair.py bitexact QUESTIONS.jsonl    # bf16 and int8: every drafter, K and batch against none
+    python benchmarks/pair.py int8 QUESTIONS.jsonl        # how far the int8 target is from the bf16 one
 
 QUESTIONS is Spec-Bench's question.jsonl or a part of it. Prints one JSON line per run. Models: Qwen2.5-Coder 1.5B
 (target) and 0.5B (drafter), fetched on first use (1.6 GB).
@@ -161,12 +163,76 @@ def overhead(rows: list[dict[str, Any]], dtype: str, num_tokens: int) -> None:
             )
 
 
+def bitexact(rows: list[dict[str, Any]], dtype: str, num_tokens: int) -> None:
+    """Differing texts over 40 prompts, for both exact formats, drafters ngram and model:, K 1, 4, 8, batch 1 and 4."""
+    params = dp.SamplingParams(temperature=0, max_new_tokens=num_tokens)
+    prompts = chats(rows)
+    for weights in ("packed", "int8"):
+        plain = dp.load(TARGET, dtype="bfloat16", weights=weights, bitwise=True, max_batch=len(rows))
+        expected: list[list[int]] = []
+        runs = [("none", 0), *((name, k) for name in (DRAFTER, "ngram") for k in (8, 4, 1))]
+        for name, max_draft in runs:
+            engine = dp.load(plain, name, max_draft=max_draft)
+            for batch in (1, 4):
+                started = time.perf_counter()
+                results = []
+                for i in range(0, len(prompts), batch):
+                    results += engine.generate(prompts[i : i + batch], params)
+                texts = [result.token_ids for result in results]
+                expected = expected or texts
+                report(
+                    weights=weights,
+                    drafter=name,
+                    max_draft=max_draft,
+                    batch=batch,
+                    texts=len(texts),
+                    differing=sum(a != b for a, b in zip(texts, expected)),
+                    acceptance_length=round(sum(map(len, texts)) / sum(r.stats.num_rounds for r in results), 2),
+                    seconds=round(time.perf_counter() - started, 1),
+                )
+        del plain, engine
+
+
+def int8(rows: list[dict[str, Any]], dtype: str, num_tokens: int) -> None:
+    """Mean KL(bf16 || int8) and top-1 agreement along the bf16 target's own greedy answers."""
+    import torch
+
+    from draftproof.models.masks import Block
+
+    params = dp.SamplingParams(temperature=0, max_new_tokens=num_tokens)
+    engine = dp.load(TARGET, dtype="bfloat16", max_batch=1)
+    texts, laws = [], []
+    for prompt, result in zip(chats(rows), (engine.generate([p], params)[0] for p in chats(rows))):
+        texts.append((engine.codec.encode_chat(prompt), result.token_ids))
+    for weights in ("packed", "int8"):
+        engine = dp.load(TARGET, dtype="bfloat16", weights=weights, max_batch=1)
+        row = engine.target.open(())
+        for i, (prompt, answer) in enumerate(texts):
+            engine.target.prefill(row, prompt[:-1])
+            logits = engine.target.forward([Block(row, len(prompt) - 1, [prompt[-1], *answer[:-1]])], "all").logits
+            law = torch.log_softmax(logits.float(), -1)
+            if weights == "packed":
+                laws.append(law.half())
+            else:
+                p = laws[i].float()
+                laws[i] = ((p.exp() * (p - law)).sum(-1), p.argmax(-1) == law.argmax(-1))
+    divergence, same = (torch.cat([entry[part].float() for entry in laws]) for part in (0, 1))
+    report(positions=len(same), mean_kl=round(float(divergence.mean()), 5), top1_agreement=round(float(same.mean()), 4))
+
+
 if __name__ == "__main__":
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("what", choices=("identity", "acceptance", "overhead"))
+    parser.add_argument("what", choices=("identity", "acceptance", "overhead", "bitexact", "int8"))
     parser.add_argument("questions", type=Path)
     parser.add_argument("--dtype", default="float32")
     parser.add_argument("--tokens", type=int, default=64)
     arguments = parser.parse_args()
-    run = {"identity": identity, "acceptance": acceptance, "overhead": overhead}[arguments.what]
-    run(questions(arguments.questions), arguments.dtype, arguments.tokens)
+    run = {
+        "identity": identity,
+        "acceptance": acceptance,
+        "overhead": overhead,
+        "bitexact": bitexact,
+        "int8": int8,
+    }[arguments.what]
+    size = {"per_group": 6, "total": 40} if arguments.what == "bitexact" else {}
+    run(questions(arguments.questions, **size), arguments.dtype, arguments.tokens)

@@ -89,6 +89,7 @@ def test_h12_other_vocabularies_are_refused_before_anything_runs(plain, folders)
         ({"max_batch": 0}, OptionError, "max_batch must be"),
         ({"max_length": 1}, OptionError, "max_length must be"),
         ({"draft_max_length": "x"}, OptionError, "draft_max_length must be"),
+        ({"draft_confidence": 1.5}, OptionError, "draft_confidence must be"),
         ({"dtype": "int7"}, OptionError, "int7"),
         ({"device": "abacus"}, OptionError, "abacus"),
         ({"target": "/no/such/model"}, ModelError, "/no/such/model"),

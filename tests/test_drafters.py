@@ -235,3 +235,20 @@ def test_shrunk_drafters_never_change_the_text():
 def test_an_impossible_number_of_layers_is_one_line(num):
     with pytest.raises(OptionError, match="whole number from 1 to the drafter's 6"):
         shrink.keep_layers(tiny_llama(0, num_hidden_layers=6), num)
+
+
+def test_a_confident_chain_is_long_and_an_unsure_one_ends_after_the_token_that_made_it_so():
+    """The stop is the first position where the product of the drafter's top probabilities is below the threshold."""
+    model = tiny_llama(1)
+    plain = ModelTarget(model)
+    for threshold in (0.05, 0.3, 0.9):
+        drafter = model_drafter(model)
+        drafter._confidence = threshold
+        tokens, survival, expected = [1, 2, 3], 1.0, []
+        while len(expected) < 8 and survival >= threshold:
+            law = torch.softmax(plain.next_logits(tokens), -1)
+            survival *= float(law.max())
+            expected.append(int(law.argmax()))
+            tokens.append(expected[-1])
+        assert ask(drafter, [1, 2, 3], max_nodes=8, temperature=0).tokens == tuple(expected)
+    assert ask(drafter, [1, 2, 3], max_nodes=8, temperature=0.8, sequence_id=1).num_nodes == 8, "sampled: not applied"

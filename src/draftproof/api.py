@@ -57,6 +57,7 @@ def load(
     draft_layers: int | None = None,
     draft_vocab: int | None = None,
     draft_corpus: Sequence[str] = (),
+    draft_confidence: float = 0.4,
     verifier: str = "auto",
     bitwise: bool | None = None,
     allow_pickle: bool = False,
@@ -87,6 +88,9 @@ def load(
         allow_pickle, trust_remote_code: unsafe checkpoints are refused unless these say otherwise.
         progress: called with (bytes done, bytes in all) while a model is fetched.
 
+        draft_confidence: a draft model's greedy chain ends after the token at which the product of its own
+            probabilities falls below this, so that drafts are long where they are sure; 0 always drafts max_draft.
+
     Raises:
         OptionError, ModelError, VocabularyError, FetchError: one line each.
     """
@@ -98,6 +102,8 @@ def load(
     for name, limit in (("max_length", max_length), ("draft_max_length", draft_max_length)):
         if limit is not None and (not isinstance(limit, int) or isinstance(limit, bool) or limit < 2):
             raise OptionError(f"{name} must be a whole number of at least 2, not {limit!r}")
+    if not isinstance(draft_confidence, (int, float)) or not 0 <= draft_confidence <= 1:
+        raise OptionError(f"draft_confidence must be a number from 0 to 1, not {draft_confidence!r}")
     if not isinstance(max_batch, int) or isinstance(max_batch, bool) or max_batch < 1:
         raise OptionError(f"max_batch must be a whole number of at least 1, not {max_batch!r}")
     options = {
@@ -117,6 +123,7 @@ def load(
         draft_max_length=draft_max_length,
         draft_layers=draft_layers,
         draft_vocab=draft_vocab,
+        draft_confidence=draft_confidence,
         draft_corpus=[parts.codec.encode(text) for text in draft_corpus] if parts.codec else (),
     )
     made = catalog.build(drafter, context) if isinstance(drafter, str) else drafter

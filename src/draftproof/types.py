@@ -191,7 +191,9 @@ class TokenLogprob:
 
 @dataclass
 class GenerationStats:
-    """Counts and times of one sequence. Prefill is in total_seconds and prefill_seconds only."""
+    """Counts and times of one sequence. Prefill is in total_seconds and prefill_seconds only; the first token's time
+    counts from queueing.
+    """
 
     num_tokens: int = 0
     num_rounds: int = 0
@@ -201,6 +203,7 @@ class GenerationStats:
     draft_seconds: float = 0.0
     verify_seconds: float = 0.0
     prefill_seconds: float = 0.0
+    first_token_seconds: float = 0.0
     total_seconds: float = 0.0
 
     @property
@@ -225,6 +228,7 @@ class GenerationStats:
             "draft_seconds": self.draft_seconds,
             "verify_seconds": self.verify_seconds,
             "prefill_seconds": self.prefill_seconds,
+            "first_token_seconds": self.first_token_seconds,
             "total_seconds": self.total_seconds,
         }
 

@@ -24,6 +24,7 @@ class DraftContext:
         draft_weights: weight format of a drafter that is a model.
         draft_layers: keep only so many of a draft model's layers, or None.
         draft_vocab: let a draft model propose only so many (frequent) tokens, or None.
+        draft_confidence: a greedy chain stops once its product of draft probabilities falls below this; 0 is off.
         draft_corpus: texts as ids to count those tokens in; without any, low ids count as frequent.
         model_options: keyword arguments for `models.hf.load_model`.
     """
@@ -38,6 +39,7 @@ class DraftContext:
     draft_weights: str = "auto"
     draft_layers: int | None = None
     draft_vocab: int | None = None
+    draft_confidence: float = 0.0
     draft_corpus: Sequence[Sequence[int]] = ()
     model_options: Mapping[str, Any] = field(default_factory=dict)
 

@@ -25,6 +25,10 @@ class ModelDrafter:
         lm: the draft model, with a row for each sequence of the batch.
         vocab_size: V of the target; q has this width.
         common: only ids below this are proposed (`models.vocab.common_vocabulary`).
+        confidence: a greedy chain goes on only while the product of the draft model's own probabilities for its
+            tokens is at least this; 0 always drafts to the budget. A stopping rule over the drafter's own law, and
+            every drawn token stays, so the output's law cannot depend on it (a threshold policy as in SpecDec++,
+            2405.19715, on the drafter's own confidence).
         kept: the token each logit belongs to, ascending, where the output layer was reduced
             (`models.shrink.keep_outputs`); q is zero elsewhere.
         eos_ids: drafting a sequence stops after one of these was drawn (it stays in the draft).
@@ -39,12 +43,14 @@ class ModelDrafter:
         eos_ids: frozenset[int] = frozenset(),
         name: str = "model",
         kept: list[int] | None = None,
+        confidence: float = 0.0,
     ):
         self.name = name
         self.lm = lm
         self._vocab_size = vocab_size
         self._common = common
         self._eos_ids = eos_ids
+        self._confidence = confidence
         self._kept = None if kept is None else torch.tensor(kept)
         self._rows: dict[int, int] = {}
 
@@ -55,15 +61,18 @@ class ModelDrafter:
         """
         drawn: dict[int, list[int]] = {r.id: [] for r in requests}
         laws: dict[int, list[Probs]] = {r.id: [] for r in requests}
+        survival = dict.fromkeys(drawn, 1.0)
         active = [r for r in requests if r.max_nodes > 0 and len(r.tokens) <= self.lm.max_length]
         feeds = [self._unfed(r) for r in active]
         while active:
             logits = self.lm.extend([self._rows[r.id] for r in active], feeds)
+            for request, probability in zip(active, self._confidences(logits, active)):
+                survival[request.id] *= probability
             for i, request in enumerate(active):
                 law = self._law(logits[i : i + 1], request, drawn[request.id])
                 drawn[request.id].append(sampling.draw(law, 0, request.generator, "draft"))
                 laws[request.id].append(law)
-            active = [r for r in active if self._goes_on(r, drawn[r.id])]
+            active = [r for r in active if self._goes_on(r, drawn[r.id], survival[r.id])]
             feeds = [drawn[r.id][-1:] for r in active]
         return [self._draft(r, drawn[r.id], laws[r.id]) for r in requests]
 
@@ -83,10 +92,19 @@ class ModelDrafter:
             self.lm.prefill(row, tokens[:-1])
         return tokens[len(self.lm.held(row)) :]
 
-    def _goes_on(self, request: DraftRequest, drawn: list[int]) -> bool:
-        """Whether another token may be drafted; looks at drawn tokens only, and keeps them all (exact: 1.5)."""
+    def _goes_on(self, request: DraftRequest, drawn: list[int], survival: float) -> bool:
+        """Whether another token may be drafted. Looks at the draft's side only and keeps every drawn token: exact."""
         room = len(request.tokens) + len(drawn) <= self.lm.max_length
-        return len(drawn) < request.max_nodes and room and drawn[-1] not in self._eos_ids
+        worth = survival >= self._confidence
+        return len(drawn) < request.max_nodes and room and worth and drawn[-1] not in self._eos_ids
+
+    def _confidences(self, logits: Tensor, active: Sequence[DraftRequest]) -> list[float]:
+        """The draft model's probability of its most likely token, for greedy requests; 1 for sampled ones."""
+        if not self._confidence or not any(request.params.greedy for request in active):
+            return [1.0] * len(active)
+        scores = logits.float()
+        top = (scores.amax(-1) - torch.logsumexp(scores, -1)).exp().tolist()
+        return [p if request.params.greedy else 1.0 for p, request in zip(top, active)]
 
     def _law(self, logits: Tensor, request: DraftRequest, drawn: list[int]) -> Probs:
         """q over the target's ids from the draft model's logits `[1, V']`; ids it may not propose have none."""
@@ -164,4 +182,6 @@ def build(argument: str, context: DraftContext) -> ModelDrafter:
             f"longer texts go on without drafts",
             stacklevel=2,
         )
-    return ModelDrafter(lm, context.vocab_size, common, context.eos_ids, f"model:{argument}", kept)
+    return ModelDrafter(
+        lm, context.vocab_size, common, context.eos_ids, f"model:{argument}", kept, context.draft_confidence
+    )

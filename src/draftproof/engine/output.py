@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import time
 from collections.abc import Callable, Collection, Sequence
 
 from ..types import FinishReason, GenerationResult, Piece, SequenceState, StreamEvent
@@ -40,10 +41,13 @@ class Output:
         self._detokenizer = Detokenizer(decode) if decode else None
         self._stops = StopStrings(sequence.params.stop)
         self._text: list[str] = []
+        self._queued = time.perf_counter()
 
     def commit(self, round: Round) -> StreamEvent:
         """Append the round's tokens up to the first stop; returns what can be shown."""
         sequence, stats = self.sequence, self.sequence.stats
+        if not stats.num_tokens:
+            stats.first_token_seconds = time.perf_counter() - self._queued
         num_path = len(round.verification.path)
         pieces = []
         for position, token in enumerate(round.tokens):

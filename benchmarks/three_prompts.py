@@ -1,0 +1,73 @@
+"""Three prompts - code, prose, edit - greedy, 128 tokens, batch 1: plain and speculative, in both target formats.
+
+    python benchmarks/three_prompts.py PROMPTS.json [--weights auto int8] [--repeats 5]
+
+PROMPTS is a JSON object of name to text. Drafters are compared with drafter none of the same run, in interleaved
+order; medians over the repeats. One JSON line per cell. Models: Qwen2.5-Coder 1.5B and 0.5B.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import statistics
+from pathlib import Path
+
+import draftproof as dp
+
+TARGET, DRAFTER = "qwen2.5-coder-1.5b", "model:qwen2.5-coder-0.5b"
+
+
+def drafters(plain: dp.Engine, vocab: int) -> dict[str, dp.Engine]:
+    """Name to engine; all share the target."""
+    found = {"none": plain, "ngram K=8": dp.load(plain, "ngram", max_draft=8)}
+    model = dp.load(plain, DRAFTER, max_draft=4, draft_vocab=vocab)
+    for max_draft in (2, 4, 6, 8, 12):
+        found[f"model K={max_draft}"] = dp.load(plain, model.drafter, max_draft=max_draft)
+    return found
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("prompts", type=Path)
+    parser.add_argument("--weights", nargs="+", default=["auto", "int8"])
+    parser.add_argument("--repeats", type=int, default=5)
+    parser.add_argument("--tokens", type=int, default=128)
+    parser.add_argument("--draft-vocab", type=int, default=32768)
+    arguments = parser.parse_args()
+    prompts = json.loads(arguments.prompts.read_text(encoding="utf-8"))
+    params = dp.SamplingParams(temperature=0, max_new_tokens=arguments.tokens)
+    for weights in arguments.weights:
+        plain = dp.load(TARGET, dtype="bfloat16", weights=weights, max_batch=1)
+        engines = drafters(plain, arguments.draft_vocab)
+        for task, text in prompts.items():
+            chat = [[{"role": "user", "content": text}]]
+            speeds: dict[str, list[float]] = {name: [] for name in engines}
+            results = {}
+            for repeat in range(arguments.repeats + 1):
+                for name, engine in engines.items():
+                    engine.target.forget()
+                    result = engine.generate(chat, params)[0]
+                    stats = result.stats
+                    if repeat:  # the first is a warm-up
+                        speeds[name].append(stats.num_tokens / (stats.total_seconds - stats.prefill_seconds))
+                    results[name] = result
+            base = statistics.median(speeds["none"])
+            for name, result in results.items():
+                speed = statistics.median(speeds[name])
+                cell = {
+                    "weights": plain.config["weights"],
+                    "bitwise": plain.config["bitwise"],
+                    "task": task,
+                    "drafter": name,
+                    "tok_s": round(speed, 2),
+                    "speedup": round(speed / base, 3),
+                    "acceptance_length": round(result.stats.acceptance_length, 2),
+                    "identical": result.token_ids == results["none"].token_ids,
+                }
+                print(json.dumps(cell), flush=True)
+        del plain, engines
+
+
+if __name__ == "__main__":
+    main()
