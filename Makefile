@@ -9,13 +9,15 @@ READY := .venv/.installed
 # Idle threads of torch spin by default, which is many times slower where other work shares the cores.
 export OMP_WAIT_POLICY ?= passive
 
-.PHONY: demo demo-pair test check figures clean
+.PHONY: demo demo-pair demo-small test check figures clean
 
-demo: $(READY)  ## SmolLM2-135M: fetches 94 MB the first time
+demo: $(READY)  ## Qwen2.5-Coder 1.5B with its 0.5B sibling: fetches 1.6 GB the first time
 	@$(BIN)/draftproof demo
 
-demo-pair: $(READY)  ## Qwen2.5-Coder 1.5B with its 0.5B sibling: fetches 1.6 GB the first time
-	@$(BIN)/draftproof demo --pair
+demo-pair: demo
+
+demo-small: $(READY)  ## SmolLM2-135M: fetches 98 MB the first time
+	@$(BIN)/draftproof demo --small
 
 test: $(READY)
 	@$(BIN)/python -m pytest

@@ -102,6 +102,15 @@ def test_impossible_options_are_one_line(folders, options, error, message):
     assert isinstance(caught.value, DraftproofError) and "\n" not in str(caught.value)
 
 
+def test_options_of_the_target_cannot_be_changed_where_it_is_shared(plain):
+    for options in ({"dtype": "bfloat16"}, {"weights": "int8"}, {"max_length": 40}, {"bitwise": True}):
+        with pytest.raises(OptionError, match=f"{next(iter(options))} belongs to the loaded target"):
+            dp.load(plain, "ngram", **options)
+    assert dp.load(plain, "ngram", max_batch=2).max_batch == 2
+    with pytest.raises(OptionError, match="must have methods propose and release"):
+        dp.load(plain, 5)
+
+
 def test_a_chat_needs_a_template_and_well_formed_messages(plain, folders):
     with pytest.raises(PromptError, match="no chat template"):
         dp.load(str(folders / "no template")).generate([{"role": "user", "content": "x"}], GREEDY)

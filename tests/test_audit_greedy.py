@@ -64,6 +64,13 @@ def test_a_real_fault_is_not_excused_as_a_tie():
     assert not first_difference(target, [1, 2], plain, plain[:-1]).is_tie, "a text cut short is no tie"
 
 
+def test_a_small_margin_without_noise_is_no_tie():
+    from draftproof.audit.greedy import Difference
+
+    assert not Difference(0, (1, 2), margin=5e-4, noise=0.0).is_tie
+    assert Difference(0, (1, 2), margin=5e-4, noise=3e-4).is_tie
+
+
 def test_identical_texts_have_no_difference():
     target = lm(tiny_llama(0))
     assert first_difference(target, [1], [2, 3], [2, 3]) is None

@@ -10,7 +10,7 @@ import torch
 
 from draftproof import SamplingParams
 from draftproof.drafters.ngram import NgramDrafter
-from draftproof.errors import OptionError, PromptError
+from draftproof.errors import DrafterError, OptionError, PromptError
 from draftproof.testing import ChainTarget, OracleDrafter, ScriptDrafter, SilentDrafter, TableTarget
 from draftproof.types import EMPTY_DRAFT, Draft
 from engines import GREEDY, ModelTarget, engine, lm, model_drafter, reference
@@ -35,6 +35,16 @@ def test_h06_logprobs_are_those_of_the_target(temperature):
             assert values == sorted(values, reverse=True) and len(values) == 2
             assert [math.exp(v) for v in values] == pytest.approx(MATRIX[before].topk(2).values.tolist(), abs=1e-5)
             assert all(math.exp(v) == pytest.approx(float(MATRIX[before, i]), abs=1e-5) for i, v in entry.top)
+
+
+def test_logprobs_do_not_see_bias_and_penalties():
+    target = TableTarget(MATRIX)
+    params = SamplingParams(
+        temperature=0.7, max_new_tokens=20, logprobs=1, seed=3, logit_bias={2: 3.0}, frequency_penalty=0.8, top_p=0.9
+    )
+    result = engine(target, OracleDrafter(target), max_draft=3).generate([[0]], params)[0]
+    for before, token, entry in zip([0, *result.token_ids], result.token_ids, result.logprobs):
+        assert entry.logprob == pytest.approx(math.log(MATRIX[before, token]), abs=1e-5)
 
 
 def test_h17_counts_follow_a_known_script():
@@ -114,6 +124,81 @@ def test_sequences_join_and_leave_between_rounds_and_keep_their_texts():
             assert got[sequence_id] == expected[i]
 
 
+def test_sequences_are_served_first_come_first_served():
+    target = ChainTarget([(i + 1) % 9 for i in range(9)], 9)
+    run = engine(target, SilentDrafter(), max_batch=1)
+    ids = [run.add([i], SamplingParams(temperature=0, max_new_tokens=2))[0] for i in range(3)]
+    finished = []
+    while run.num_running or run.num_waiting:
+        finished += [sequence_id for sequence_id, event in run.step() if event.finish_reason]
+    assert finished == ids
+
+
+class FailsOnce:
+    """The token rule, failing at its n-th call as a broken row or Ctrl-C would."""
+
+    def __init__(self, at, error):
+        self.left, self.error = at, error
+
+    def __call__(self, draft, p, source):
+        from draftproof.verify import token_rule
+
+        self.left -= 1
+        if self.left == 0:
+            raise self.error
+        return token_rule(draft, p, source)
+
+
+@pytest.mark.parametrize("error", [RuntimeError("broken"), KeyboardInterrupt()], ids=["error", "ctrl-c"])
+@pytest.mark.parametrize("at", [1, 2, 5, 6])
+def test_a_round_that_fails_half_way_leaves_every_sequence_where_it_was(at, error):
+    plain = ModelTarget(tiny_llama(0))
+    run = engine(lm(plain.model), model_drafter(tiny_llama(1)), max_draft=3)
+    prompts = [[1, 2, 3], [4, 5]]
+    params = SamplingParams(temperature=0, max_new_tokens=20)
+    ids = [run.add(prompt, params)[0] for prompt in prompts]
+    run.verify = FailsOnce(at, error)
+    got = {sequence_id: [] for sequence_id in ids}
+    failures = 0
+    while run.num_running or run.num_waiting:
+        try:
+            for sequence_id, event in run.step():
+                got[sequence_id] += event.token_ids
+        except (RuntimeError, KeyboardInterrupt):
+            failures += 1
+    assert failures == 1
+    assert [got[i] for i in ids] == [reference(plain, prompt, params) for prompt in prompts]
+
+
+def test_several_threads_may_share_an_engine():
+    from concurrent.futures import ThreadPoolExecutor
+
+    plain = ModelTarget(tiny_llama(0))
+    target = lm(plain.model)
+    runs = [engine(target, model_drafter(tiny_llama(1)), max_draft=3, max_batch=2) for _ in range(2)]
+    params = SamplingParams(temperature=0, max_new_tokens=20)
+    prompts = [[i + 1, i + 2] for i in range(8)]
+    with ThreadPoolExecutor(4) as pool:
+        results = list(pool.map(lambda i: runs[i % 2].generate([prompts[i]], params)[0].token_ids, range(8)))
+    assert results == [reference(plain, prompt, params) for prompt in prompts]
+
+
+def test_a_cache_that_cannot_grow_keeps_working_at_its_size(monkeypatch):
+    model = tiny_llama(0, max_position_embeddings=2048)
+    plain, target = ModelTarget(model), lm(model)
+    run = engine(target, SilentDrafter())
+    params = SamplingParams(temperature=0, max_new_tokens=3)
+    run.generate([[1, 2]], params)
+    layer = target.forward.cache.layers[1]
+    resize = layer.resize
+    monkeypatch.setattr(layer, "resize", lambda *size: (_ for _ in ()).throw(MemoryError("full")))
+    with pytest.raises(MemoryError):
+        run.generate([[5] * 300], params)
+    monkeypatch.setattr(layer, "resize", resize)
+    for prompt in ([1, 2, 3], [5] * 300):
+        assert run.generate([prompt], params)[0].token_ids == reference(plain, prompt, params)
+
+
 def test_closing_a_stream_at_any_event_frees_everything():
     plain = ModelTarget(tiny_llama(0))
     drafter = model_drafter(tiny_llama(1))
@@ -126,6 +211,15 @@ def test_closing_a_stream_at_any_event_frees_everything():
         stream.close()
         assert run.num_running == run.num_waiting == 0 and run.target.num_busy == 0 and not drafter._rows
         assert run.generate([[1, 2, 3]], GREEDY)[0].token_ids == expected
+
+
+def test_the_last_event_of_a_stream_carries_the_statistics_of_the_whole():
+    run = engine(lm(tiny_llama(0)), model_drafter(tiny_llama(1)), max_draft=4)
+    events = list(run.stream([1, 2, 3], GREEDY))
+    whole = run.generate([[1, 2, 3]], GREEDY)[0].stats
+    assert all(event.stats is None for event in events[:-1])
+    counts = ("num_tokens", "num_rounds", "num_drafted", "num_accepted", "accepted_at")
+    assert all(getattr(events[-1].stats, name) == getattr(whole, name) for name in counts)
 
 
 def test_generating_inside_a_stream_disturbs_neither():
@@ -173,11 +267,27 @@ class Greedy:
 
 @pytest.mark.parametrize(
     ("drafts", "message"),
-    [([], "0 drafts for 1 requests"), ([EMPTY_DRAFT] * 2, "2 drafts"), ([Draft.chain([1] * 9)], "at most 8 are")],
+    [
+        ([], "0 drafts for 1 requests"),
+        ([EMPTY_DRAFT] * 2, "2 drafts"),
+        ([Draft.chain([1] * 9)], "at most 8 are"),
+        ([None], "list of Draft records"),
+        (None, "list of Draft records"),
+        ([Draft.chain([-1])], "outside 0 to 127"),
+        ([Draft.chain([128])], "outside 0 to 127"),
+        ([Draft.chain([0], torch.full((1, 128), 0.1), "independent")], "not probabilities"),
+        ([Draft.chain([0], torch.full((1, 128), torch.nan), "independent")], "not probabilities"),
+        ([Draft.chain([0], torch.eye(128)[:1] * 2 - torch.eye(128)[1:2], "independent")], "not probabilities"),
+        ([Draft.chain([0], torch.full((1, 5), 0.2), "independent")], "expected rows over the target's 128 ids"),
+        ([Draft.chain([0], torch.ones(1), "independent")], "of shape|expected rows"),
+    ],
 )
 def test_a_drafter_that_breaks_its_contract_is_named(drafts, message):
-    with pytest.raises(ValueError, match=message):
-        engine(lm(tiny_llama(0)), Greedy(drafts)).generate([[1, 2]], GREEDY)
+    run = engine(lm(tiny_llama(0)), Greedy(drafts))
+    with pytest.raises(DrafterError, match=message) as caught:
+        run.generate([[1, 2]], GREEDY)
+    assert "greedy for more" in str(caught.value) and "\n" not in str(caught.value)
+    assert run.target.num_busy == 0
 
 
 @pytest.mark.parametrize(
@@ -206,4 +316,8 @@ def test_parameters_must_match_the_prompts():
         run.generate([[1]], [GREEDY, GREEDY])
     with pytest.raises(OptionError, match="stop strings need a tokenizer"):
         run.generate([[1]], SamplingParams(stop=("x",)))
+    with pytest.raises(OptionError, match="params must be"):
+        run.generate([[1]], {"temperature": 0})
+    with pytest.raises(OptionError, match="banned_tokens leaves none"):
+        run.generate([[1]], SamplingParams(banned_tokens=range(128)))
     assert run.generate([], GREEDY) == []

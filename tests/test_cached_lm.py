@@ -16,6 +16,7 @@ from draftproof.models.cached_lm import CachedLM, common_prefix
 from draftproof.models.masks import Block, arrange
 from draftproof.models.plugged import PluggedForward
 from draftproof.models.probe import check_forward
+from draftproof.types import Draft
 from engines import GREEDY, ModelTarget, engine, lm, model_drafter, reference
 from tiny import tiny_llama, tiny_model
 
@@ -66,6 +67,20 @@ def test_every_kind_of_decoder_passes_the_probe(kind, implementation):
     assert check_forward(PluggedForward(model, 64), model) < 1e-4
     window = hf.sliding_window(model.config)
     assert window == (8 if "sliding" in kind else None), "the probe gives the window back"
+
+
+@pytest.mark.parametrize("kind", [k for k in KINDS if "sliding" in k])
+def test_a_deep_tree_over_a_sliding_window_sees_by_position_not_by_slot(kind):
+    model = made(kind)
+    plain, target = ModelTarget(model), lm(model)
+    prompt = list(range(12))
+    row = target.open(prompt[:-1])
+    target.prefill(row, prompt[:-1])
+    draft = Draft(tuple(range(20, 32)), (-1, -1, 0, 1, 2, 3, 4, 5, 6, 7, 8, 9))  # two interleaved branches, six deep
+    logits = target.score([row], [prompt[-1]], [draft])[0].logits
+    for node in range(-1, 12):
+        path = [draft.tokens[i] for i in draft.path(node)]
+        torch.testing.assert_close(logits[node + 1], plain.next_logits([*prompt, *path]), rtol=1e-4, atol=1e-4)
 
 
 @pytest.mark.parametrize("kind", [k for k in KINDS if "sliding" in k])

@@ -15,6 +15,8 @@ from typing import Any
 import pytest
 from rich.console import Console
 
+from draftproof.bench.costs import CostCurve
+from draftproof.bench.run import Row
 from draftproof.cli import demo as demo_module
 from draftproof.cli import main, show
 from draftproof.cli.document import Document
@@ -92,7 +94,7 @@ def test_help_is_quick_and_imports_neither_torch_nor_transformers() -> None:
         done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True)
         best = min(best, time.perf_counter() - started)
         assert done.returncode == 0, done.stderr
-        assert all(command in done.stdout for command in ("generate", "chat", "demo"))
+        assert all(command in done.stdout for command in ("generate", "chat", "bench", "demo"))
         if best < 0.5:
             break
     assert best < 0.5
@@ -409,19 +411,50 @@ def test_demo_shows_every_task_with_every_drafter(
     assert "All 8 texts" in shown
 
 
-def a_row(**changes: Any) -> demo_module.Row:
+CURVE = CostCurve("mine", "target", "float32", "dense", 256, 10**9, 20.0, {1: 50.0, 4: 56.0})
+
+
+def a_row(**changes: Any) -> Row:
     values = {"task": "edit", "batch": 1, "drafter": "ngram", "max_draft": 8, "tok_s": 20.0, "speedup": 2.0}
     values |= {"acceptance_length": 2.5, "acceptance_rate": 0.3, "accepted_at": [5, 2], "identical": True}
-    return demo_module.Row(**{**values, "ttft_ms": 50.0, "tpot_ms": 50.0, **changes})
+    values |= {"num_rounds": 10, "num_drafted": 15, "draft_ms": 5.0}
+    return Row(**{**values, "ttft_ms": 50.0, "tpot_ms": 50.0, **changes})
 
 
 def test_demo_ends_with_status_1_if_a_text_differs(
     monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     rows = [a_row(drafter="none", speedup=1.0), a_row(identical=False)]
-    monkeypatch.setattr(demo_module, "measure", lambda *_: rows)
+    monkeypatch.setattr(demo_module, "measure", lambda *_: (rows, CURVE))
     assert main(["demo"]) == 1
     assert "NOT the same text as plain decoding: edit with ngram." in capsys.readouterr().out
+    rows[1].difference = {"tie": True}
+    assert main(["demo"]) == 0, "rounding is no fault"
+    assert "numerical tie in edit with ngram" in capsys.readouterr().out
+
+
+@pytest.mark.parametrize(
+    ("arguments", "asked"),
+    [
+        ([], (demo_module.PAIR_TARGET, ["ngram", demo_module.PAIR_DRAFTER], "bfloat16")),
+        (["--small"], ("smollm2-135m", ["ngram"], "float32")),
+        (["--target", "mine", "--dtype", "float16"], ("mine", ["ngram"], "float16")),
+        (["--drafter", "none", "--drafter", "model:x"], (demo_module.PAIR_TARGET, ["model:x"], "bfloat16")),
+    ],
+)
+def test_demo_runs_the_pair_unless_told_otherwise(
+    arguments: list[str], asked: tuple[str, list[str], str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    seen: list[Any] = []
+
+    def measure(*given: Any) -> Any:
+        seen.append(given)
+        return [a_row(drafter="none", speedup=1.0), a_row()], CURVE
+
+    monkeypatch.setattr(demo_module, "measure", measure)
+    assert main(["demo", *arguments]) == 0
+    assert seen[0][:3] == asked
+    assert seen[0][3] == SamplingParams(temperature=0, max_new_tokens=128)
 
 
 @pytest.mark.parametrize(
@@ -434,10 +467,18 @@ def test_demo_ends_with_status_1_if_a_text_differs(
 )
 def test_the_closing_sentences_say_what_was_measured(speedups: tuple[float, float], said: tuple[str, str]) -> None:
     rows = [a_row(speedup=speedups[0]), a_row(task="story", speedup=speedups[1])]
-    closing = demo_module.sentences(rows)
-    assert len(closing) == 3
+    closing = demo_module.sentences(rows, CURVE)
+    assert len(closing) == 5
     assert said[0] in closing[1]
-    assert said[1] in closing[2]
+    assert said[1] in closing[4]
+
+
+def test_the_demo_says_in_three_sentences_why_it_was_fast() -> None:
+    """1.5 drafted a round: v(2.5) lies half-way between 50 and 56 ms, c is 5 of 50 ms, 2.5 tokens come out."""
+    v, c, length = demo_module.why(a_row(), CURVE)
+    assert v.endswith("over 2.5 tokens takes 53 ms, over one 50 ms, so v(2.5) = 1.06.")
+    assert c == "Each round drafted 1.5 tokens for 5.0 ms apiece, so c = 0.10."
+    assert "2.50 / (1.5 x 0.10 + 1.06) = 2.07 times the speed was to be expected, and 2.00 was measured." in length
 
 
 # -- what people see --------------------------------------------------------------------------------------------------

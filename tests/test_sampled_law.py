@@ -9,9 +9,11 @@ import pytest
 import torch
 
 from draftproof import SamplingParams, sampling
+from draftproof.drafters.draft_model import ModelDrafter
+from draftproof.models import shrink
 from draftproof.testing import LawDrafter, RandomTable, ScriptDrafter, TableTarget
 from draftproof.verify.law import exact_law
-from engines import engine, lm, model_drafter
+from engines import ModelTarget, engine, lm, model_drafter
 from tiny import tiny_llama
 
 F64 = {"dtype": torch.float64}
@@ -76,6 +78,54 @@ def test_the_law_is_exact_under_every_processor(settings):
     for drafter in (LawDrafter(q, 2), LawDrafter(q, 2, fixed=True)):
         got = law_of_engine(TableTarget(p, **F64), drafter, params, max_draft=2)
         assert distance(got, product_law(p, params, 3, 4)) < 1e-12
+
+
+@pytest.mark.parametrize(
+    "case",
+    [
+        {"k": 2},
+        {"k": 3, "temperature": 0.7, "draft_eos": True},
+        {"k": 2, "repetition_penalty": 1.5, "top_k": 3},
+        {"k": 2, "draft_confidence": 0.5, "stop_token_ids": (2,)},
+        {"k": 3, "kept": [0, 2, 3], "presence_penalty": 0.5},
+        {"k": 8, "kept": [1, 3]},
+    ],
+    ids=str,
+)
+def test_the_law_is_exact_with_a_real_draft_model(case):
+    """Both models are float64 Llamas over four tokens; every draw of drafter and verifier is enumerated.
+
+    transformers' norms round to float32, so the passes agree to about 1e-7 and the law to that.
+    """
+    settings = dict(case)
+    k, eos, confidence = settings.pop("k"), settings.pop("draft_eos", False), settings.pop("draft_confidence", 0.0)
+    kept = settings.pop("kept", None)
+    params = SamplingParams(max_new_tokens=3, **settings)
+    big, small = (tiny_llama(seed, vocab_size=4, initializer_range=0.5).double() for seed in (5, 6))
+    if kept is not None:
+        shrink.keep_outputs(small, kept)
+    target, draft_lm = lm(big, 1), lm(small, 1)
+    ended = frozenset([1]) if eos else frozenset()
+
+    def run(source):
+        drafter = ModelDrafter(draft_lm, 4, 4, ended, kept=kept, confidence=confidence)
+        made = engine(target, drafter, max_draft=k, eos_ids=ended, make_source=lambda seed, index: source)
+        return tuple(made.generate([[0]], params)[0].token_ids)
+
+    plain = ModelTarget(big)
+    plain.dtype = torch.float64
+    ends = {*ended, *params.stop_token_ids}
+    expected: dict[tuple[int, ...], float] = {}
+    for text in itertools.product(range(4), repeat=3):
+        end = next((i + 1 for i, token in enumerate(text) if token in ends), 3)
+        if text[:end] in expected:
+            continue
+        weight = 1.0
+        for i in range(end):
+            law = sampling.probs(plain.next_logits((0, *text[:i]))[None], params, (0, *text[:i]), 1)
+            weight *= law.prob(0, text[i])
+        expected[text[:end]] = weight
+    assert distance(exact_law(run), expected) < 1e-6
 
 
 P, Q = [0.4, 0.4, 0.2], [0.6, 0.3, 0.1]

@@ -383,3 +383,53 @@ def test_values_without_meaning_are_one_line_errors_that_name_the_option(options
 def test_single_values_are_taken_for_lists():
     params = SamplingParams(stop="\n", stop_token_ids=3, banned_tokens=[1, 2])
     assert (params.stop, params.stop_token_ids, params.banned_tokens) == (("\n",), (3,), (1, 2))
+
+
+def test_the_border_of_top_p_is_excluded_once_the_mass_is_reached():
+    law = probs(torch.tensor([[0.5, 0.25, 0.25]]).double().log(), SamplingParams(top_p=0.5))
+    assert law.to_dense(0).tolist() == pytest.approx([1, 0, 0])
+
+
+@pytest.mark.parametrize(
+    "settings", [{"temperature": 1e-50}, {"top_p": 5e-324}, {"temperature": 1e-8, "top_p": 0.5}], ids=str
+)
+def test_extreme_settings_are_the_most_likely_token(settings):
+    for dtype in (torch.float32, torch.float64):
+        law = probs(torch.tensor([[1.0, 3.0, 2.0]], dtype=dtype), SamplingParams(**settings))
+        assert law.to_dense(0).tolist() == pytest.approx([0, 1, 0])
+
+
+@pytest.mark.parametrize(
+    "settings",
+    [
+        {"stop": 5.0},
+        {"stop": ("a", "")},
+        {"stop_token_ids": 1.5},
+        {"stop_token_ids": "12"},
+        {"banned_tokens": (-1,)},
+        {"logit_bias": [1, 2]},
+        {"logit_bias": {1: 1e308}},
+        {"logit_bias": {"x": 1.0}},
+        {"temperature": "hot"},
+        {"temperature": float("nan")},
+        {"top_k": 2.5},
+        {"seed": -1},
+        {"n": True},
+    ],
+    ids=str,
+)
+def test_parameters_of_the_wrong_kind_are_one_line(settings):
+    with pytest.raises(OptionError, match=next(iter(settings))) as caught:
+        SamplingParams(**settings)
+    assert "\n" not in str(caught.value)
+
+
+def test_numbers_of_other_libraries_are_numbers():
+    numpy = pytest.importorskip("numpy")
+    params = SamplingParams(
+        temperature=numpy.float32(0.5),
+        seed=numpy.int64(3),
+        stop_token_ids=numpy.array([4, 5]),
+        logit_bias={numpy.int64(1): 2},
+    )
+    assert (params.temperature, params.seed, params.stop_token_ids, params.logit_bias) == (0.5, 3, (4, 5), {1: 2.0})

@@ -39,8 +39,8 @@ def test_h07_end_of_text_anywhere_in_a_block_ends_it_there(offset, temperature):
         tokens = [t for event in events for t in event.token_ids]
         assert tokens == [*range(10, 10 + offset), 2]
         assert events[-1].finish_reason == "stop" and all(e.finish_reason is None for e in events[:-1])
-        held = target.held(run.target.scored[-1][0][0])
-        assert len(held) <= 1 + len(tokens) + 8 and target.num_busy == 0 and run.num_running == 0
+        assert target.held(target.scored[-1][0][0]) == [9, *tokens][:-1], "nothing beyond the stop stays in the cache"
+        assert target.num_busy == 0 and run.num_running == 0
         result = run.generate([[9]], params)[0]
         assert result.stats.num_tokens == len(result.token_ids) == offset + 1
         assert result.stats.num_accepted == sum(result.stats.accepted_at) <= offset + 1
@@ -65,6 +65,15 @@ def test_h08_a_stop_string_at_the_head_of_a_long_block_is_found(k):
     never = SamplingParams(temperature=0, max_new_tokens=40, stop=("STOPPED", "nopq"))
     result = run.generate([[0]], never)[0]
     assert (result.text, result.finish_reason) == ("ab STOP cdefghijklmnop", "stop")
+
+
+def test_the_earliest_of_two_stop_strings_that_one_token_completes_wins():
+    from draftproof.engine.text import StopStrings
+
+    assert StopStrings(("b", "d")).push("abcd") == StopStrings(("d", "b")).push("abcd") == ("a", True)
+    stops = StopStrings(("abc", "bx"))
+    assert [stops.push(c) for c in "zab"] == [("z", False), ("", False), ("", False)]
+    assert stops.push("x") == ("a", True)
 
 
 @pytest.mark.parametrize("prompt", [[4], [0, 1, 2, 3, 4]])
@@ -128,6 +137,16 @@ def test_byte_fallback_tokenizers_stream_whole_characters_too():
         detokenizer = Detokenizer(inner.decode)
         deltas = [detokenizer.push(i) for i in ids]
         assert "".join(deltas) == text and not any("\ufffd" in delta for delta in deltas)
+    for raw in ("🙂" * 6 + "bbb", "é" * 20 + "b", "b€" * 30):
+        ids = [258 if char == "b" else byte + 1 for char in raw for byte in (char.encode() if char != "b" else b"b")]
+        detokenizer = Detokenizer(inner.decode)
+        assert "".join(detokenizer.push(i) for i in ids) + detokenizer.flush() == raw == inner.decode(ids)
+    detokenizer = Detokenizer(inner.decode)
+    shown = [detokenizer.push(i) for i in (0x0A + 1, 0xF0 + 1, 0x9F + 1, *[258] * 30)]
+    assert shown[0] == "\n" and "".join(shown).endswith("b" * 30), "text after invalid bytes is not lost"
+    detokenizer = Detokenizer(inner.decode)
+    endless = "".join(detokenizer.push(0xFF + 1) for _ in range(1000)) + detokenizer.flush()
+    assert endless == "\ufffd" * 1000
     detokenizer = Detokenizer(inner.decode)
     cut = [detokenizer.push(i) for i in (258, 0xE2 + 1, 0x82 + 1)]
     assert cut == ["b", "", ""] and detokenizer.flush() == inner.decode([258, 0xE2 + 1, 0x82 + 1])[1:]

@@ -114,8 +114,14 @@ def load(
         "progress": progress,
     }
     if isinstance(target, CoreEngine):
-        parts, max_batch = target.parts, target.max_batch
+        fixed = {"dtype": dtype, "device": device, "bitwise": bitwise, "max_length": max_length}
+        fixed["weights"] = None if weights == "auto" else weights
+        if given := [name for name, value in fixed.items() if value is not None]:
+            raise OptionError(f"{given[0]} belongs to the loaded target: give it where the target is loaded")
+        parts, max_batch = target.parts, min(max_batch, target.max_batch)
     else:
+        if isinstance(drafter, str):
+            catalog.check(drafter)  # before the target takes its time
         parts = _load_target(target, options, weights, bitwise, max_batch, max_length)
     context = replace(
         parts.context,
@@ -126,7 +132,7 @@ def load(
         draft_confidence=draft_confidence,
         draft_corpus=[parts.codec.encode(text) for text in draft_corpus] if parts.codec else (),
     )
-    made = catalog.build(drafter, context) if isinstance(drafter, str) else drafter
+    made = catalog.build(drafter, context) if isinstance(drafter, str) else catalog.checked(drafter, repr(drafter))
     engine = Engine(
         parts.target,
         made,

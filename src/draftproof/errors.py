@@ -5,6 +5,7 @@
     ├── PromptError       a prompt that cannot be run (empty, longer than the context)
     ├── ModelError        a model that cannot be loaded or cannot be run exactly
     │   └── VocabularyError   target and drafter do not share a vocabulary
+    ├── DrafterError      a drafter broke its contract (too many tokens, a law that is none, ...)
     └── FetchError        a model that could not be fetched, checked or stored
 
 The command line prints the message alone and exits with status 2.
@@ -29,6 +30,10 @@ class ModelError(DraftproofError):
 
 class VocabularyError(ModelError):
     """Target and drafter number their tokens differently."""
+
+
+class DrafterError(DraftproofError):
+    """A drafter answered with something that is no draft for the request."""
 
 
 class FetchError(DraftproofError):

@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping
+import operator
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field
 
 from .errors import OptionError
@@ -26,7 +27,8 @@ class SamplingParams:
         stop: strings that end the text; the text ends before them.
         stop_token_ids: ids that end the text, besides the model's own end-of-text ids.
         ignore_eos: run through the model's own end-of-text ids.
-        seed: same seed and settings, same tokens; None draws one from the system.
+        seed: same seed and settings, same tokens (whatever shares the batch, where passes are bit-exact: see
+            `engine.config["bitwise"]`); None draws one from the system.
         logprobs: report the log-probability of each token and of this many most likely ones, from the target's
             logits before any processing; None is off.
         n: number of independent continuations of each prompt.
@@ -53,40 +55,37 @@ class SamplingParams:
     n: int = 1
 
     def __post_init__(self) -> None:
-        for name in ("stop", "stop_token_ids", "banned_tokens"):
-            value = getattr(self, name)
-            if isinstance(value, (str, int)):
-                value = (value,)
-            object.__setattr__(self, name, tuple(value or ()))
-        object.__setattr__(self, "logit_bias", dict(self.logit_bias or {}))
         for name, low, high in _FLOAT_RANGES:
-            value = getattr(self, name)
-            if not isinstance(value, (int, float)) or isinstance(value, bool) or not low <= value <= high:
-                raise OptionError(f"{name} must be a number from {low:g} to {high:g}, not {value!r}")
+            self._normalise(name, _number(getattr(self, name), low, high), f"a number from {low:g} to {high:g}")
         for name, lowest in _INT_RANGES:
-            value = getattr(self, name)
-            if not isinstance(value, int) or isinstance(value, bool) or value < lowest:
-                raise OptionError(f"{name} must be a whole number of at least {lowest}, not {value!r}")
-        for name, lowest in (("seed", 0), ("logprobs", 0)):
-            value = getattr(self, name)
-            if value is not None and (not isinstance(value, int) or isinstance(value, bool) or value < lowest):
-                raise OptionError(f"{name} must be None or a whole number of at least {lowest}, not {value!r}")
-        if self.top_p <= 0:
-            raise OptionError(f"top_p must be above 0 and at most 1, not {self.top_p!r}")
-        if self.repetition_penalty <= 0:
-            raise OptionError(f"repetition_penalty must be above 0, not {self.repetition_penalty!r}")
-        if any(not isinstance(text, str) or not text for text in self.stop):
-            raise OptionError(f"stop must be non-empty strings, not {self.stop!r}")
-        for name, ids in (
-            ("stop_token_ids", self.stop_token_ids),
-            ("banned_tokens", self.banned_tokens),
-            ("logit_bias", tuple(self.logit_bias)),
-        ):
-            if any(not isinstance(i, int) or isinstance(i, bool) or i < 0 for i in ids):
-                raise OptionError(f"{name} must name token ids (whole numbers from 0), not {ids!r}")
-        for token, bias in self.logit_bias.items():
-            if not isinstance(bias, (int, float)) or math.isnan(bias) or bias == math.inf:
-                raise OptionError(f"logit_bias of token {token} must be a number below infinity, not {bias!r}")
+            self._normalise(name, _whole(getattr(self, name), lowest), f"a whole number of at least {lowest}")
+        for name in ("seed", "logprobs"):
+            if getattr(self, name) is not None:
+                self._normalise(name, _whole(getattr(self, name), 0), "None or a whole number of at least 0")
+        for name in ("top_p", "repetition_penalty"):
+            if getattr(self, name) <= 0:
+                raise OptionError(f"{name} must be above 0, not {getattr(self, name)!r}")
+        stop = (self.stop,) if isinstance(self.stop, str) else self.stop or ()
+        texts = tuple(stop) if isinstance(stop, Iterable) else (None,)
+        self._normalise(
+            "stop", None if not all(t and isinstance(t, str) for t in texts) else texts, "non-empty strings"
+        )
+        for name in ("stop_token_ids", "banned_tokens"):
+            self._normalise(name, _ids(getattr(self, name)), "token ids, whole numbers from 0")
+        if not isinstance(self.logit_bias, Mapping) and self.logit_bias is not None:
+            raise OptionError(f"logit_bias must map token ids to numbers, not {self.logit_bias!r}")
+        items = dict(self.logit_bias or {})
+        ids = _ids(tuple(items))
+        biases = [-math.inf if value == -math.inf else _number(value, -1e30, 1e30) for value in items.values()]
+        valid = ids is not None and all(bias is not None for bias in biases)
+        bias = dict(zip(ids or (), biases)) if valid else None
+        self._normalise("logit_bias", bias, "a map from token ids to numbers of at most 1e30 in size, or -inf")
+
+    def _normalise(self, name: str, value: object, expected: str) -> None:
+        """Store a checked value in its plain form; None says that it was not as expected."""
+        if value is None:
+            raise OptionError(f"{name} must be {expected}, not {getattr(self, name)!r}")
+        object.__setattr__(self, name, value)
 
     @property
     def greedy(self) -> bool:
@@ -96,6 +95,32 @@ class SamplingParams:
     def needs_history(self) -> bool:
         """Whether the law depends on which tokens came before, beyond the model's own context."""
         return self.repetition_penalty != 1 or self.presence_penalty != 0 or self.frequency_penalty != 0
+
+
+def _number(value: object, low: float, high: float) -> float | None:
+    """A real number in the range as a float; None if it is none (numpy's numbers are, booleans are not)."""
+    if isinstance(value, bool) or not hasattr(value, "__float__") or isinstance(value, str):
+        return None
+    number = float(value)
+    return number if low <= number <= high else None
+
+
+def _whole(value: object, lowest: int) -> int | None:
+    """A whole number of at least `lowest`; None if it is none."""
+    if isinstance(value, bool) or not hasattr(value, "__index__"):
+        return None
+    number = operator.index(value)
+    return number if number >= lowest else None
+
+
+def _ids(value: object) -> tuple[int, ...] | None:
+    """Token ids as a tuple; one id alone is a tuple of one; None if something else is among them."""
+    if value is None:
+        return ()
+    if isinstance(value, str) or not (isinstance(value, Iterable) or hasattr(value, "__index__")):
+        return None
+    ids = tuple(_whole(item, 0) for item in (value if isinstance(value, Iterable) else (value,)))
+    return None if None in ids else ids  # type: ignore[return-value]
 
 
 _FLOAT_RANGES = (

@@ -44,7 +44,7 @@ def probs(
         raise ModelError("the model's logits are not finite: every token is banned, or the weights are damaged")
     if params.greedy:
         return Probs(torch.ones_like(top), logits.argmax(dim=-1, keepdim=True), logits.shape[-1])
-    return _truncate((logits - top).div_(params.temperature), params)
+    return _truncate((logits - top).div_(max(params.temperature, 1e-30)), params)
 
 
 def penalise(
@@ -117,7 +117,9 @@ def _kept(values: Tensor, total: Tensor | None, params: SamplingParams) -> Tenso
     if params.top_p < 1:
         mass = weights.sum(-1, keepdim=True) if total is None else total
         before = weights.double().cumsum(-1) - weights
-        border = values.masked_fill((before >= params.top_p * mass) | ~keep, torch.inf).amin(-1, keepdim=True)
+        outside = before >= params.top_p * mass
+        outside[:, 0] = False  # the most likely token always stays, however small top_p
+        border = values.masked_fill(outside | ~keep, torch.inf).amin(-1, keepdim=True)
         keep &= values >= border
     if params.min_p > 0:
         keep &= values.exp() >= params.min_p  # the row's maximum has exp(0) = 1
@@ -144,8 +146,8 @@ def draw(law: Probs, row: int, source: RandomSource, stream: str) -> int:
 class SeededSource:
     """A sequence's own chance: one Mersenne Twister per stream, each seeded by a hash of seed, index and stream.
 
-    Every number is used once, and no other sequence can disturb it: the same seed gives the same text whatever
-    shares the batch.
+    Every number is used once, and no other sequence can disturb it: given the same laws, the same seed gives the same
+    text whatever shares the batch.
     """
 
     def __init__(self, seed: int | None = None, index: int = 0):

@@ -281,7 +281,7 @@ class Piece:
 class StreamEvent:
     """What one round added to one sequence. The first `num_accepted` of `token_ids` were drafted.
 
-    `finish_reason` is set on the last event; a final event may carry text only (held back until then).
+    `finish_reason` and `stats` are set on the last event, which may carry text only (held back until then).
     """
 
     text: str
@@ -289,5 +289,6 @@ class StreamEvent:
     num_accepted: int
     pieces: tuple[Piece, ...] = ()
     finish_reason: FinishReason | None = None
+    stats: GenerationStats | None = None
     prompt_index: int = 0
     index: int = 0

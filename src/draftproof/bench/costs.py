@@ -120,7 +120,7 @@ def measure(
         repeats: timed passes for each M; their median counts.
         progress: called before every round of passes.
         model, role: for the report.
-        read_gb_s: bandwidth that was measured already; None measures it here.
+        read_gb_s: the bandwidth, if it is known; None measures it afterwards.
         clock: seconds.
 
     Raises:
@@ -132,8 +132,6 @@ def measure(
     context = min(context, lm.max_length - sizes[-1])
     if context < 1:
         raise OptionError(f"{model} holds {lm.max_length} positions: too few for passes over {sizes[-1]} tokens")
-    if read_gb_s is None:
-        read_gb_s = read_bandwidth(device=device_of(lm.forward))
     text = [(11 + 37 * i * i) % lm.vocab_size for i in range(context + sizes[-1])]
     times: dict[int, list[float]] = {size: [] for size in sizes}
     row = lm.open(())
@@ -150,6 +148,9 @@ def measure(
                 times[size].append(1e3 * (clock() - started))
     finally:
         lm.free(row)
+    peak = peak_rss_gb()  # before the bandwidth is measured, which takes memory of its own
+    if read_gb_s is None:
+        read_gb_s = read_bandwidth(device=device_of(lm.forward))
     return CostCurve(
         model=model,
         role=role,
@@ -159,7 +160,7 @@ def measure(
         num_bytes=weight_bytes(lm.forward),
         read_gb_s=read_gb_s,
         t_ms={size: statistics.median(values[1:]) for size, values in times.items()},
-        peak_rss_gb=peak_rss_gb(),
+        peak_rss_gb=peak,
     )
 
 
@@ -196,5 +197,3 @@ def device_of(forward: Any) -> torch.device:
 def dtype_of(forward: Any) -> str:
     dtype = getattr(forward, "dtype", None) or getattr(getattr(forward, "model", None), "dtype", "")
     return str(dtype).removeprefix("torch.")
-
-

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import os
 import platform
-import resource
 import sys
 from typing import Any
 
@@ -30,7 +29,11 @@ def describe() -> dict[str, Any]:
 
 
 def peak_rss_gb() -> float:
-    """The process's highest resident memory so far, in GB."""
+    """The process's highest resident memory so far, in GB; 0 where the system does not say."""
+    try:
+        import resource
+    except ImportError:
+        return 0.0
     peak = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
     return round(peak * (1 if sys.platform == "darwin" else 1024) / 1e9, 3)
 

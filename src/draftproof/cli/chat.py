@@ -117,7 +117,7 @@ class Conversation:
                 "text": reply.text,
                 "token_ids": reply.token_ids,
                 "finish_reason": reply.finish_reason,
-                "stats": reply.counted(),
+                "stats": reply.stats.to_dict(),
                 "tok_s": self._show.rate(reply.stats.num_tokens, reply.stats.total_seconds),
             }
         )

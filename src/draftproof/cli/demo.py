@@ -1,190 +1,168 @@
-"""`draftproof demo`: four prompts with and without speculation, the texts compared, the speed measured.
+"""`draftproof demo`: four prompts with and without speculation, the texts compared, the speed measured and explained.
 
-The target is loaded once, in float32; each drafter gets one untimed warm-up and then the four prompts, greedy, one at
-a time. `tok_s` counts all new tokens over the decoding time (the prompt's own pass is in `ttft_ms`).
+The target is loaded once, and `bench.run` measures: every drafter has an untimed warm-up and then takes turns with
+plain decoding, greedy, one prompt at a time.
 """
 
 from __future__ import annotations
 
-from dataclasses import dataclass
-from typing import TYPE_CHECKING, Annotated, Any
+from collections.abc import Sequence
+from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from .demo_tasks import TASKS, WARM_UP
+from . import prompts
 from .document import Document
 from .options import DEFAULT_TARGET, JsonFile
-from .prompts import has_chat_template
 
 if TYPE_CHECKING:
-    from .. import Engine, GenerationResult
+    from .. import Engine, GenerationResult, SamplingParams
+    from ..bench.costs import CostCurve
+    from ..bench.run import Row
 
 PAIR_TARGET = "qwen2.5-coder-1.5b"
 PAIR_DRAFTER = "model:qwen2.5-coder-0.5b"
-MAX_DRAFT = 8
-MAX_DRAFT_MODEL = 4  # a drafting model costs a pass per token, an n-gram look-up nothing
-
-
-@dataclass
-class Row:
-    """One prompt with one drafter; the keys of the JSON document."""
-
-    task: str
-    batch: int
-    drafter: str
-    max_draft: int
-    tok_s: float
-    speedup: float
-    acceptance_length: float
-    acceptance_rate: float
-    accepted_at: list[int]
-    identical: bool
-    ttft_ms: float
-    tpot_ms: float
+MAX_DRAFT = 8  # pays on text that is easy to guess; a draft model stops earlier by itself where it is unsure
+COST_REPEATS = 3
 
 
 def demo(
-    pair: Annotated[
-        bool, typer.Option("--pair", help="Qwen2.5-Coder 1.5B with its 0.5B sibling as a drafter (fetches 1.6 GB).")
-    ] = False,
-    max_new_tokens: Annotated[
-        int | None, typer.Option("--max-new-tokens", "-n", help="Per prompt. Default: 128, with --pair 64.")
+    small: Annotated[bool, typer.Option("--small", help="SmolLM2-135M and n-grams (94 MB instead of 1.6 GB).")] = False,
+    max_new_tokens: Annotated[int, typer.Option("--max-new-tokens", "-n", help="Per prompt.")] = 128,
+    target: Annotated[
+        str | None, typer.Option("--target", "-t", help="Another target, with the drafter ngram.")
     ] = None,
-    target: Annotated[str | None, typer.Option("--target", "-t", help="Another target.")] = None,
     drafter: Annotated[
         list[str] | None, typer.Option("--drafter", "-d", help="Compare this drafter with none; repeatable.")
     ] = None,
+    dtype: Annotated[
+        str | None, typer.Option(help="Default: bfloat16 for Qwen2.5-Coder, else float32.", show_default=False)
+    ] = None,
     json: JsonFile = None,
 ) -> None:
-    """Show that the text stays the same and how much sooner it comes.
+    """Show that the text stays the same, how much sooner it comes, and why.
 
-    Runs a code, an edit, a summary and a story prompt with the drafters none and ngram (--pair: and a small model).
-    Exit status 1 if any text differs from plain decoding.
+    Runs a code, an edit, a summary and a story prompt on Qwen2.5-Coder 1.5B with the drafters none, ngram and its 0.5B
+    sibling. Exit status 1 if a text differs from plain decoding by more than rounding.
     """
     document = Document(json)
     from ..params import SamplingParams
-    from . import show
+    from . import show, tables
 
+    pair = not small and target is None
+    names = drafter or (["ngram", PAIR_DRAFTER] if pair else ["ngram"])
     target = target or (PAIR_TARGET if pair else DEFAULT_TARGET)
-    names = list(drafter or (["ngram", PAIR_DRAFTER] if pair else ["ngram"]))
-    num_tokens = (64 if pair else 128) if max_new_tokens is None else max_new_tokens
-    params = SamplingParams(temperature=0, max_new_tokens=num_tokens)
-
-    show.out().print(f"{target}, float32, greedy, one prompt at a time, up to {num_tokens} new tokens each")
-    rows = measure(target, ["none", *(name for name in names if name != "none")], params)
-    show.out().print(table(rows))
-    for sentence in sentences(rows):
-        show.out().print(sentence)
-    document.write({"rows": [vars(row) for row in rows]})
-    if not all(row.identical for row in rows):
+    params = SamplingParams(temperature=0, max_new_tokens=max_new_tokens)
+    chosen = dtype or ("bfloat16" if pair else "float32")
+    rows, curve = measure(target, [name for name in dict.fromkeys(names) if name != "none"], chosen, params)
+    console = show.out()
+    console.print(tables.rows(rows, latency=False))
+    for sentence in sentences(rows, curve):
+        console.print(sentence)
+    document.write({"rows": [row.to_dict() for row in rows]})
+    if any(row.is_fault for row in rows):
         raise typer.Exit(1)
 
 
-def measure(target: str, drafters: list[str], params: Any) -> list[Row]:
-    """Every task with every drafter; `drafters` begins with none, which the others are compared with."""
-    from ..api import load
-    from ..params import SamplingParams
+def measure(target: str, drafters: list[str], dtype: str, params: SamplingParams) -> tuple[list[Row], CostCurve]:
+    """Every task plainly and with every drafter, and what passes of the target cost."""
+    from ..audit.greedy import first_difference
+    from ..bench.costs import measure as measure_costs
+    from ..bench.prompts import DEMO, WARM_UP
+    from ..bench.run import run
     from . import show
 
-    warm_up = SamplingParams(temperature=0, max_new_tokens=16, ignore_eos=True)
-    plain: dict[str, GenerationResult] = {}
-    rows: list[Row] = []
-    base: Engine | None = None
-    for name in drafters:
-        with show.Loading(f"loading {target if base is None else name}") as progress:
-            max_draft = MAX_DRAFT_MODEL if name.startswith("model:") else MAX_DRAFT
-            engine = load(
-                target if base is None else base,
-                drafter=name,
-                dtype="float32",
-                max_draft=max_draft,
-                max_batch=1,
-                progress=progress,
-            )
-            base = base or engine
-            engine.generate([prompt_for(engine, WARM_UP)], warm_up)
-        for task, text in TASKS.items():
-            with show.Status(f"{task} with {name} ({len(rows) + 1} of {len(drafters) * len(TASKS)})"):
-                (result,) = engine.generate([prompt_for(engine, text)], params)
+    plain, engines = _load(target, drafters, dtype)
+    exact = "bit-exact" if plain.config["bitwise"] else "not bit-exact on this machine"
+    console = show.out()
+    console.print(
+        f"{target}, {plain.config['dtype']}, {exact}, greedy, one prompt at a time, up to {params.max_new_tokens} new "
+        "tokens each"
+    )
+    use_chat = prompts.has_chat_template(plain)
+    laid_out = {task: [prompts.as_chat(text) if use_chat else text] for task, text in DEMO.items()}
+
+    with show.Status("warming up") as status:
+
+        def first_words(task: str, batch: int, name: str, results: Sequence[GenerationResult]) -> None:
             if name == "none":
-                plain[task] = result
-                first = " ".join(show.printable(result.text).split())
-                show.out().print(f"[bold]{task:8}[/bold]", end="")
-                show.out().print(first[:67] + "…" * (len(first) > 67), style="dim", markup=False)
-            rows.append(row(task, name, 0 if name == "none" else max_draft, result, plain[task]))
-    return rows
+                text = " ".join(show.printable(results[0].text).split())
+                with status.hidden():
+                    console.print(f"[bold]{task:8}[/bold]", end="")
+                    console.print(text[:67] + "…" * (len(text) > 67), style="dim", markup=False)
 
-
-def prompt_for(engine: Engine, text: str) -> str | list[dict[str, str]]:
-    """The text as a chat, where the model has a chat template."""
-    return [{"role": "user", "content": text}] if has_chat_template(engine) else text
-
-
-def row(task: str, drafter: str, max_draft: int, result: GenerationResult, plain: GenerationResult) -> Row:
-    """What one run showed, next to the plain run of the same prompt."""
-    stats = result.stats
-    seconds = decode_seconds(result)
-    speed, plain_speed = stats.num_tokens / seconds, plain.stats.num_tokens / decode_seconds(plain)
-    round_seconds = seconds / max(1, stats.num_rounds)
-    return Row(
-        task=task,
-        batch=1,
-        drafter=drafter,
-        max_draft=max_draft,
-        tok_s=speed,
-        speedup=speed / plain_speed,
-        acceptance_length=stats.acceptance_length,
-        acceptance_rate=stats.acceptance_rate,
-        accepted_at=list(stats.accepted_at),
-        identical=result.token_ids == plain.token_ids,
-        ttft_ms=1e3 * (stats.prefill_seconds + round_seconds),
-        tpot_ms=1e3 * seconds / max(1, stats.num_tokens),
-    )
-
-
-def decode_seconds(result: GenerationResult) -> float:
-    return max(1e-9, result.stats.total_seconds - result.stats.prefill_seconds)
-
-
-def table(rows: list[Row]) -> Any:
-    """The rows for people, a block per task."""
-    from rich.box import SIMPLE_HEAD
-    from rich.table import Table
-
-    shown = Table(box=SIMPLE_HEAD, padding=(0, 1, 0, 0))
-    shown.add_column("task")
-    shown.add_column("drafter", min_width=min(40, max(len(r.drafter) for r in rows)))
-    for title in ("tokens/s", "speed-up", "acceptance\nlength"):
-        shown.add_column(title, justify="right")
-    shown.add_column("identical")
-    for task in dict.fromkeys(row.task for row in rows):
-        for r in (r for r in rows if r.task == task):
-            same = "[green]yes[/green]" if r.identical else "[bold red]no[/bold red]"
-            figures = (f"{r.tok_s:.1f}", f"{r.speedup:.2f}x", f"{r.acceptance_length:.2f}")
-            shown.add_row(task if r.drafter == "none" else "", r.drafter, *figures, same)
-        shown.add_section()
-    return shown
-
-
-def sentences(rows: list[Row]) -> list[str]:
-    """What the figures say: whether the texts are the same, where drafting paid most, and where least."""
-    drafted = [row for row in rows if row.drafter != "none"]
-    differing = [f"{row.task} with {row.drafter}" for row in drafted if not row.identical]
-    if differing:
-        said = [f"NOT the same text as plain decoding: {', '.join(differing)}."]
-    else:
-        said = [f"All {len(drafted)} texts with a drafter are the same as without, token for token."]
-    best, worst = max(drafted, key=lambda r: r.speedup), min(drafted, key=lambda r: r.speedup)
-    if best.speedup > 1:
-        said.append(
-            f"{best.drafter} helped most on {best.task}: {best.speedup:.1f} times the speed, because each pass of the "
-            f"target gave {best.acceptance_length:.1f} tokens instead of 1."
+        rows = run(
+            plain,
+            engines,
+            laid_out,
+            params=params,
+            repeats=1,
+            progress=status.update,
+            explain=first_difference,
+            observe=first_words,
+            warm_up=prompts.as_chat(WARM_UP) if use_chat else WARM_UP,
         )
-    else:
-        said.append(f"No drafter was faster than plain decoding here; the closest was {best.drafter} on {best.task}.")
+        curve = measure_costs(
+            plain.target, (1, 2, 4, MAX_DRAFT + 1), repeats=COST_REPEATS, progress=status.update, model=target
+        )
+    return rows, curve
+
+
+def _load(target: str, drafters: list[str], dtype: str) -> tuple[Engine, dict[str, Engine]]:
+    from ..api import load
+    from . import show
+
+    with show.Loading(f"loading {target}") as progress:
+        plain = load(target, dtype=dtype, max_batch=1, progress=progress)
+    engines = {}
+    for name in drafters:
+        with show.Loading(f"loading {name}") as progress:
+            engines[name] = load(plain, name, max_draft=MAX_DRAFT, progress=progress)
+    return plain, engines
+
+
+def sentences(rows: list[Row], curve: CostCurve) -> list[str]:
+    """Are the texts the same? Why did drafting pay most where it did (three sentences)? Where did it pay least?"""
+    drafted = [row for row in rows if row.drafter != "none"]
+    if not drafted:
+        return []
+    best, worst = max(drafted, key=lambda r: r.speedup), min(drafted, key=lambda r: r.speedup)
     effect = "the least gain" if worst.speedup > 1.02 else "no gain" if worst.speedup > 0.98 else "a loss"
-    said.append(
+    return [
+        verdict(drafted),
+        *why(best, curve),
         f"{worst.drafter} on {worst.task} was {effect} ({worst.speedup:.2f} times the speed, "
-        f"{worst.acceptance_length:.1f} tokens a pass): a wrong guess costs time, never a different text."
-    )
-    return said
+        f"{worst.acceptance_length:.1f} tokens a pass): a wrong guess costs time, never a different text.",
+    ]
+
+
+def verdict(drafted: list[Row]) -> str:
+    """Are the texts the same?"""
+    faults = [f"{row.task} with {row.drafter}" for row in drafted if row.is_fault]
+    if faults:
+        return f"NOT the same text as plain decoding: {', '.join(faults)}."
+    ties = [f"{row.task} with {row.drafter}" for row in drafted if not row.identical]
+    if ties:
+        return f"The same texts up to the other branch of a numerical tie in {', '.join(ties)}."
+    return f"All {len(drafted)} texts with a drafter are the same as without, token for token."
+
+
+def why(row: Row, curve: CostCurve) -> list[str]:
+    """What the row's speed comes from: v(M), c and the acceptance length, all measured in this run."""
+    from ..bench.costs import predicted_speedup
+
+    drafted = row.num_drafted / max(1, row.num_rounds)
+    size = drafted + 1
+    v, c, length = curve.v(size), row.draft_ms / curve.t(1), row.acceptance_length
+    if row.speedup > 1:
+        head = f"{row.drafter} helped most on {row.task}, {row.speedup:.1f} times the speed"
+    else:
+        head = f"No drafter was faster than plain decoding here; the closest was {row.drafter} on {row.task}"
+    return [
+        f"{head}: a pass of the target over {size:.1f} tokens takes {curve.t(size):.0f} ms, over one "
+        f"{curve.t(1):.0f} ms, so v({size:.1f}) = {v:.2f}.",
+        f"Each round drafted {drafted:.1f} tokens for {row.draft_ms:.1f} ms apiece, so c = {c:.2f}.",
+        f"Each round gave {length:.1f} tokens instead of 1, so {length:.2f} / ({drafted:.1f} x {c:.2f} + {v:.2f}) = "
+        f"{predicted_speedup(length, drafted, c, v):.2f} times the speed was to be expected, and {row.speedup:.2f} was "
+        "measured.",
+    ]

@@ -25,8 +25,8 @@ JsonFile = Annotated[
 
 
 @dataclass(frozen=True)
-class ModelOptions:
-    """What to load: the arguments of `draftproof.load`."""
+class TargetOptions:
+    """What to load: the arguments of `draftproof.load`, except the drafter."""
 
     target: Annotated[
         str,
@@ -34,10 +34,6 @@ class ModelOptions:
             "--target", "-t", rich_help_panel="Model", help="Model folder, known name, Hugging Face name or .gguf file."
         ),
     ] = DEFAULT_TARGET
-    drafter: Annotated[
-        str,
-        typer.Option("--drafter", "-d", rich_help_panel="Model", help="none, ngram, model:ID or package.module:Class."),
-    ] = "ngram"
     dtype: Annotated[
         str | None,
         typer.Option(rich_help_panel="Model", help="float32, bfloat16 or float16. Default: the checkpoint's."),
@@ -46,16 +42,37 @@ class ModelOptions:
         str | None, typer.Option(rich_help_panel="Model", help="cpu or cuda. Default: cuda if there is one.")
     ] = None
     weights: Annotated[
-        str, typer.Option(rich_help_panel="Model", help="Format of the target's weights: auto or dense.")
+        str, typer.Option(rich_help_panel="Model", help="Format of the target's weights: auto, dense, packed or int8.")
     ] = "auto"
     draft_weights: Annotated[
-        str, typer.Option(rich_help_panel="Model", help="Format of the drafter's weights: auto or dense.")
+        str,
+        typer.Option(
+            rich_help_panel="Model", help="The same for the drafter; auto is int8 where there is such a kernel."
+        ),
     ] = "auto"
+    bitwise: Annotated[
+        bool | None,
+        typer.Option(
+            "--bitwise/--no-bitwise",
+            rich_help_panel="Model",
+            help="Demand bit-exact passes, or do without. Default: wherever the kernels allow.",
+        ),
+    ] = None
     max_draft: Annotated[int, typer.Option(rich_help_panel="Model", help="Most tokens drafted per round.")] = 8
     max_batch: Annotated[int, typer.Option(rich_help_panel="Model", help="Most sequences that run at once.")] = 8
     draft_max_length: Annotated[
         int | None, typer.Option(rich_help_panel="Model", help="The same for the drafter; longer texts go undrafted.")
     ] = None
+    draft_layers: Annotated[
+        int | None, typer.Option(rich_help_panel="Model", help="Keep only so many layers of a draft model.")
+    ] = None
+    draft_vocab: Annotated[
+        int | None, typer.Option(rich_help_panel="Model", help="Let a draft model propose only so many tokens.")
+    ] = None
+    draft_confidence: Annotated[
+        float,
+        typer.Option(rich_help_panel="Model", help="A draft model's greedy chain ends below this; 0: at --max-draft."),
+    ] = 0.4
     max_length: Annotated[
         int | None, typer.Option(rich_help_panel="Model", help="Most tokens per sequence. Default: the model's own.")
     ] = None
@@ -67,13 +84,32 @@ class ModelOptions:
         bool, typer.Option("--trust-remote-code", rich_help_panel="Model", help="Run code that comes with a model.")
     ] = False
 
-    def load(self) -> Engine:
-        """Load the models, with the progress of a download on standard error."""
+    def load_with(self, drafter: str, base: Engine | None = None) -> Engine:
+        """Load the models, with the progress of a download on standard error.
+
+        Args:
+            base: an engine whose target is taken instead of loading it again.
+        """
         from ..api import load
         from .show import Loading
 
-        with Loading("loading the models") as progress:
-            return load(**{field.name: getattr(self, field.name) for field in fields(self)}, progress=progress)
+        values = {field.name: getattr(self, field.name) for field in fields(TargetOptions)}
+        target = values.pop("target")
+        with Loading(f"loading {target if base is None else drafter}") as progress:
+            return load(base or target, drafter, **values, progress=progress)
+
+
+@dataclass(frozen=True)
+class ModelOptions(TargetOptions):
+    """What to load: the arguments of `draftproof.load`."""
+
+    drafter: Annotated[
+        str,
+        typer.Option("--drafter", "-d", rich_help_panel="Model", help="none, ngram, model:ID or package.module:Class."),
+    ] = "ngram"
+
+    def load(self) -> Engine:
+        return self.load_with(self.drafter)
 
 
 @dataclass(frozen=True)
@@ -115,6 +151,16 @@ class SamplingOptions:
 
         values = {field.name: getattr(self, field.name) for field in fields(self)}
         return SamplingParams(**{**values, "stop": tuple(self.stop or ())})
+
+
+@dataclass(frozen=True)
+class MeasuredOptions(SamplingOptions):
+    """The same for measurements, which are greedy and of moderate length unless told otherwise."""
+
+    temperature: Annotated[float, typer.Option(rich_help_panel="Sampling", help="0 is greedy.")] = 0.0
+    max_new_tokens: Annotated[
+        int, typer.Option("--max-new-tokens", "-n", rich_help_panel="Sampling", help="Exact budget of new tokens.")
+    ] = 128
 
 
 def flat(command: Callable[..., None]) -> Callable[..., None]:

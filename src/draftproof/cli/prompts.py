@@ -44,6 +44,19 @@ def collect(arguments: Sequence[str], file: str | None) -> list[Prompt]:
 
 def read_file(path: str) -> list[Prompt]:
     """The prompts of a file of JSON lines; blank lines are skipped."""
+    return [prompt for _, prompt in _read(path)]
+
+
+def read_tasks(path: str) -> dict[str, list[Prompt]]:
+    """The same by category, in order of appearance; lines without one are the task `prompts`."""
+    tasks: dict[str, list[Prompt]] = {}
+    for category, prompt in _read(path):
+        tasks.setdefault(category or "prompts", []).append(prompt)
+    return tasks
+
+
+def _read(path: str) -> list[tuple[str | None, Prompt]]:
+    """Category and prompt of every line."""
     try:
         if path == "-":
             text = sys.stdin.read()
@@ -62,25 +75,26 @@ def read_file(path: str) -> list[Prompt]:
     return prompts
 
 
-def _read_line(line: str, where: str) -> Prompt:
+def _read_line(line: str, where: str) -> tuple[str | None, Prompt]:
     try:
         entry: Any = json.loads(line)
     except ValueError as error:
         raise OptionError(f"{where}: expected one JSON object per line, and this is not JSON: {error}") from None
     if not isinstance(entry, dict):
         raise OptionError(f"{where}: expected a JSON object with prompt, turns or messages, not {line[:60].strip()!r}")
+    category = None if entry.get("category") is None else str(entry["category"])
     turns, messages, prompt = entry.get("turns"), entry.get("messages"), entry.get("prompt")
     if isinstance(turns, list) and turns:
         prompt = turns[0]
     if isinstance(messages, list) and messages:
         if all(isinstance(m, dict) and isinstance(m.get("role"), str) and "content" in m for m in messages):
-            return messages
+            return category, messages
         raise OptionError(f"{where}: every entry of messages needs a role and a content")
     if not isinstance(prompt, str):
         raise OptionError(f"{where}: expected text under prompt, turns or messages; found the keys {sorted(entry)}")
     if not prompt.strip():
         raise PromptError(f"{where}: the prompt is empty; give some text")
-    return prompt
+    return category, prompt
 
 
 def as_chat(prompt: Prompt) -> list[Message]:

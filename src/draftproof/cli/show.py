@@ -8,7 +8,8 @@ from __future__ import annotations
 import sys
 import time
 from collections.abc import Generator, Iterable, Iterator
-from typing import TYPE_CHECKING, Any
+from contextlib import contextmanager
+from typing import TYPE_CHECKING
 
 from rich.console import Console
 from rich.progress import BarColumn, DownloadColumn, Progress, TextColumn, TimeRemainingColumn
@@ -24,7 +25,8 @@ ACCEPTED = "green"
 
 
 def out() -> Console:
-    return Console(highlight=False, soft_wrap=True)
+    """Standard output; where that is no terminal, tables are as wide as they need to be."""
+    return Console(highlight=False, soft_wrap=True, width=None if sys.stdout.isatty() else 200)
 
 
 def err() -> Console:
@@ -80,17 +82,14 @@ class Reply:
             self.stats.num_rounds += bool(event.token_ids)
             self.stats.num_accepted += event.num_accepted
             self.stats.total_seconds = time.perf_counter() - started
+            if event.stats is not None:
+                self.stats = event.stats
             yield event
 
     def close(self) -> None:
         """Abort the continuation; what has come stays."""
         if isinstance(self._events, Generator):
             self._events.close()
-
-    def counted(self) -> dict[str, Any]:
-        """The statistics that a stream shows; how many tokens were drafted in vain is not among them."""
-        known = ("num_tokens", "num_rounds", "num_accepted", "acceptance_length", "total_seconds")
-        return {name: getattr(self.stats, name) for name in known}
 
     def closing(self) -> str:
         stats = self.stats
@@ -107,6 +106,20 @@ class Status:
             if self._console.is_terminal
             else None
         )
+
+    def update(self, done: int, total: int, text: str) -> None:
+        """What is being done now, as one of `total` things."""
+        if self._status:
+            self._status.update(f"{text} ({done + 1} of {total})")
+
+    @contextmanager
+    def hidden(self) -> Generator[None]:
+        """Out of the way while something is printed."""
+        if self._status:
+            self._status.stop()
+        yield
+        if self._status:
+            self._status.start()
 
     def __enter__(self) -> Self:
         if self._status:

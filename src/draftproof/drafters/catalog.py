@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import importlib
 import importlib.metadata
+import importlib.util
 from collections.abc import Callable
 from typing import Any
 
@@ -33,17 +34,36 @@ def build(spec: str, context: DraftContext) -> Drafter:
         OptionError: nothing of that name, or an argument it does not take.
     """
     name, _, argument = spec.partition(":")
+    check(spec)
     if name in TABLE:
         module, _, function = TABLE[name].partition(":")
         return getattr(importlib.import_module(module), function)(argument, context)
-    for point in importlib.metadata.entry_points(group=ENTRY_POINTS):
-        if point.name == name:
-            return _checked(point.load()(argument, context), spec)
-    if argument and "." in name:
-        return _checked(_load(name, argument)(context), spec)
+    if point := _entry_point(name):
+        return checked(point.load()(argument, context), spec)
+    made = _load(name, argument)
+    try:
+        return checked(made(context), spec)
+    except TypeError as error:
+        raise OptionError(f"drafter {spec} must be made from one DraftContext, and could not be: {error}") from error
+
+
+def check(spec: str) -> None:
+    """Refuse a specification that names nothing, without loading anything.
+
+    Raises:
+        OptionError: nothing of that name.
+    """
+    name, _, argument = spec.partition(":")
+    if name in TABLE or _entry_point(name) or (argument and ("." in name or importlib.util.find_spec(name))):
+        return
     raise OptionError(
         f"unknown drafter {spec!r}: use {', '.join(TABLE)} (model:FOLDER), or package.module:Class for your own"
     )
+
+
+def _entry_point(name: str) -> Any:
+    points = importlib.metadata.entry_points(group=ENTRY_POINTS)
+    return next((point for point in points if point.name == name), None)
 
 
 def _load(module: str, attribute: str) -> Callable[[DraftContext], Any]:
@@ -58,7 +78,8 @@ def _load(module: str, attribute: str) -> Callable[[DraftContext], Any]:
     return found
 
 
-def _checked(drafter: Any, spec: str) -> Drafter:
+def checked(drafter: Any, spec: str) -> Drafter:
+    """The drafter, if it has what a drafter needs."""
     missing = [part for part in ("propose", "release") if not callable(getattr(drafter, part, None))]
     if missing:
         raise OptionError(f"drafter {spec} must have methods propose and release; {missing[0]} is missing")

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import threading
 import time
 from collections import deque
 from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
@@ -30,7 +31,7 @@ class TextCodec(Protocol):
 
 
 class Engine:
-    """Batched, continuous, lossless generation.
+    """Batched, continuous, lossless generation. Threads may share an engine: rounds are taken one at a time.
 
     Args:
         target: scores drafts; has at least `max_batch` rows.
@@ -69,6 +70,7 @@ class Engine:
         self.max_batch = max_batch
         self.config = config or {}
         self._make_source = make_source
+        self._lock = getattr(target, "lock", None) or threading.RLock()  # engines over one target share its lock
         self._scheduler = Scheduler(max_batch)
         self._mailboxes: dict[int, deque[StreamEvent]] = {}
         self._next_id = 0
@@ -132,7 +134,15 @@ class Engine:
         return [output.sequence.id for output in self._queue(checked, prompt_index)]
 
     def step(self) -> list[tuple[int, StreamEvent]]:
-        """Admit what fits, run one round for all running sequences; returns (sequence id, event) pairs."""
+        """Admit what fits, run one round for all running sequences; returns (sequence id, event) pairs.
+
+        If anything raises, no sequence has moved: every row is brought back to its tokens, and the next call repeats
+        the round.
+        """
+        with self._lock:
+            return self._step()
+
+    def _step(self) -> list[tuple[int, StreamEvent]]:
         started = time.perf_counter()
         while output := self._scheduler.admit():
             self._start(output)
@@ -141,7 +151,12 @@ class Engine:
             return []
         sequences = [output.sequence for output in running]
         budgets = [budget(s, self.max_draft, self.target.max_length) for s in sequences]
-        rounds = step(sequences, budgets, self.drafter, self.target, self.verify)
+        try:
+            rounds = step(sequences, budgets, self.drafter, self.target, self.verify)
+        except BaseException:
+            for sequence in sequences:
+                self._settle(sequence)
+            raise
         events = []
         for output, round in zip(running, rounds):
             event = output.commit(round)
@@ -156,11 +171,12 @@ class Engine:
 
     def abort(self, sequence_id: int) -> StreamEvent | None:
         """End a sequence now, running or waiting; unknown ids are ignored."""
-        output = self._scheduler.remove(sequence_id)
-        if output is None:
-            return None
-        self._release(output)
-        return self._deliver(output, output.abort())[1]
+        with self._lock:
+            output = self._scheduler.remove(sequence_id)
+            if output is None:
+                return None
+            self._release(output)
+            return self._deliver(output, output.abort())[1]
 
     @property
     def num_running(self) -> int:
@@ -189,8 +205,14 @@ class Engine:
             self._mailboxes[output.sequence.id].append(event)
         return output.sequence.id, event
 
+    def _settle(self, sequence: SequenceState) -> None:
+        """Make the row hold all but the last token again; it holds no less, so nothing is fed."""
+        if sequence.row is not None:
+            self.target.prefill(sequence.row, sequence.tokens[:-1])
+
     def _release(self, output: Output) -> None:
         if output.sequence.row is not None:
+            self._settle(output.sequence)  # an accepted block may reach beyond the stop
             self.target.free(output.sequence.row)
             output.sequence.row = None
         self.drafter.release(output.sequence.id)
@@ -200,16 +222,25 @@ class Engine:
     ) -> list[tuple[list[int], SamplingParams]]:
         """Check everything first, so that nothing is queued if one prompt is bad."""
         listed = as_prompts(prompts)
+        given = [params] if isinstance(params, SamplingParams) or params is None else params
+        if not isinstance(given, Sequence) or not all(isinstance(p, SamplingParams | None) for p in given):
+            raise OptionError(f"params must be one SamplingParams or a list of them, not {params!r:.60}")
         if params is None or isinstance(params, SamplingParams):
             params = [params or SamplingParams()] * len(listed)
         if len(params) != len(listed):
             raise OptionError(f"give one SamplingParams or one per prompt: {len(params)} for {len(listed)} prompts")
         if self.codec is None and any(p.stop for p in params):
             raise OptionError("stop strings need a tokenizer, and this model has none: use stop_token_ids")
+        if any(len(set(p.banned_tokens)) >= self.target.vocab_size for p in params):
+            raise OptionError(f"banned_tokens leaves none of the {self.target.vocab_size} tokens: ban fewer")
         return [(self._ids(prompt), p) for prompt, p in zip(listed, params)]
 
     def _queue(self, checked: Sequence[tuple[list[int], SamplingParams]], first: int = 0) -> list[Output]:
         """One waiting sequence for each of the n continuations of each prompt."""
+        with self._lock:
+            return self._queue_all(checked, first)
+
+    def _queue_all(self, checked: Sequence[tuple[list[int], SamplingParams]], first: int) -> list[Output]:
         outputs = []
         decode = self.codec.decode if self.codec else None
         for prompt_index, (tokens, params) in enumerate(checked, first):
@@ -218,8 +249,9 @@ class Engine:
                 source = self._make_source(seed, index)
                 state = SequenceState(self._next_id, list(tokens), len(tokens), params, source)
                 outputs.append(Output(state, decode, self.eos_ids, self.target.max_length, prompt_index, index))
-                self._scheduler.add(outputs[-1])
                 self._next_id += 1
+        for output in outputs:
+            self._scheduler.add(output)
         return outputs
 
     def _ids(self, prompt: Prompt) -> list[int]:
@@ -229,7 +261,10 @@ class Engine:
         elif self.codec is None:
             raise PromptError("this model has no tokenizer: give the prompt as a list of token ids")
         elif isinstance(prompt, str):
-            tokens = self.codec.encode(prompt)
+            try:
+                tokens = self.codec.encode(prompt)
+            except (TypeError, ValueError) as error:
+                raise PromptError(f"the prompt {prompt!r:.60} is not valid text: {error}") from None
         else:
             tokens = self.codec.encode_chat(cast("Sequence[Mapping[str, str]]", prompt))
         if not tokens:

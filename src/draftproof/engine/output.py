@@ -97,7 +97,8 @@ class Output:
                 pieces.append(Piece(rest, False))
         text = "".join(piece.text for piece in pieces)
         self._text.append(text)
-        return StreamEvent(text, tuple(tokens), accepted, tuple(pieces), finish, self.prompt_index, self.index)
+        stats = self.sequence.stats if finish else None
+        return StreamEvent(text, tuple(tokens), accepted, tuple(pieces), finish, stats, self.prompt_index, self.index)
 
     def result(self) -> GenerationResult:
         """The finished continuation."""

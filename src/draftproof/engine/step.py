@@ -12,6 +12,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 
 from .. import sampling
+from ..errors import DrafterError
 from ..interfaces import Drafter, Target, Verifier
 from ..types import Draft, DraftRequest, SequenceState, TokenLogprob, Verification
 
@@ -51,7 +52,7 @@ def step(
     started = time.perf_counter()
     drafts = drafter.propose(requests)
     drafted = time.perf_counter()
-    _check(drafter, drafts, requests)
+    _check(drafter, drafts, requests, target.vocab_size)
     rows = [s.row for s in sequences if s.row is not None]
     outputs = target.score(rows, [s.tokens[-1] for s in sequences], drafts)
     scored = time.perf_counter()
@@ -70,12 +71,26 @@ def step(
     return rounds
 
 
-def _check(drafter: Drafter, drafts: Sequence[Draft], requests: Sequence[DraftRequest]) -> None:
-    """A drafter written by anyone must answer every request, within its budget."""
+def _check(drafter: Drafter, drafts: Sequence[Draft], requests: Sequence[DraftRequest], vocab_size: int) -> None:
+    """A drafter written by anyone must answer every request, within its budget, with ids and laws that are some.
+
+    Whether the tokens were truly drawn from the laws cannot be seen here; that is the drafter's word.
+    """
+    name = f"drafter {drafter.name!r}"
+    if not isinstance(drafts, Sequence) or not all(isinstance(draft, Draft) for draft in drafts):
+        raise DrafterError(f"{name} must return a list of Draft records, not {drafts!r:.60}")
     if len(drafts) != len(requests):
-        raise ValueError(f"drafter {drafter.name!r} returned {len(drafts)} drafts for {len(requests)} requests")
+        raise DrafterError(f"{name} returned {len(drafts)} drafts for {len(requests)} requests")
     for draft, request in zip(drafts, requests):
         if draft.num_nodes > request.max_nodes:
-            raise ValueError(
-                f"drafter {drafter.name!r} proposed {draft.num_nodes} tokens, at most {request.max_nodes} are allowed"
-            )
+            raise DrafterError(f"{name} proposed {draft.num_nodes} tokens, at most {request.max_nodes} are allowed")
+        if any(not 0 <= token < vocab_size for token in draft.tokens):
+            raise DrafterError(f"{name} proposed token ids outside 0 to {vocab_size - 1}: {draft.tokens}")
+        if draft.drawn == "fixed" or draft.probs is None:
+            continue
+        if draft.probs.values.dim() != 2 or draft.probs.vocab_size != vocab_size:
+            shape = tuple(draft.probs.values.shape)
+            raise DrafterError(f"{name} stated laws of shape {shape}: expected rows over the target's {vocab_size} ids")
+        laws = draft.probs.values[sorted({parent + 1 for parent in draft.parents})]
+        if not bool(((laws.sum(-1) - 1).abs() < 1e-3).all()) or not bool((laws >= 0).all()):
+            raise DrafterError(f"{name} stated laws that are not probabilities: rows must be >= 0 and sum to 1")

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 
 _CONTEXT = 6  # tokens of known text kept in front, for decoders that look at their neighbours
+_PATIENCE = 64  # tokens after which a run of U+FFFD is taken for what it is
 
 
 class Detokenizer:
@@ -24,22 +25,40 @@ class Detokenizer:
         """Add a token; returns the text that is now certain."""
         self._window.append(token)
         text = self._decode(self._window)
-        certain = text.rstrip("\ufffd")
-        if not certain.startswith(self._given):  # a decoder that changed its mind: wait for it to settle
+        certain = text.rstrip("\ufffd") if len(self._window) < _PATIENCE else text
+        if certain == text:
+            new = self._beyond(text)
+            self._trim(text)
+            return new
+        if not certain.startswith(self._given):  # an unfinished character hides what was given: wait for its end
             return ""
         new = certain[len(self._given) :]
         self._given = certain
-        if certain == text and len(self._window) > 2 * _CONTEXT:
-            self._window = self._window[-_CONTEXT:]
-            self._given = self._decode(self._window)
         return new
 
     def flush(self) -> str:
         """The rest, an unfinished character as U+FFFD."""
-        text = self._decode(self._window)
-        new = text[len(self._given) :] if text.startswith(self._given) else ""
+        return self._beyond(self._decode(self._window))
+
+    def _beyond(self, text: str) -> str:
+        """What `text` has beyond what was given. Bytes that turned out invalid may have changed the text before;
+        given text is not taken back, so the rest goes on where it ends.
+        """
+        new = text[len(self._given) :]
         self._given = text
         return new
+
+    def _trim(self, text: str) -> None:
+        """Forget tokens in front, where the rest decodes to the same text without them."""
+        if len(self._window) <= 2 * _CONTEXT:
+            return
+        for size in range(_CONTEXT, len(self._window)):
+            rest = self._decode(self._window[-size:])
+            if rest and text.endswith(rest) and not rest.startswith("\ufffd"):
+                self._window, self._given = self._window[-size:], rest
+                return
+        if len(self._window) >= _PATIENCE:
+            self._window, self._given = [], ""
 
 
 class StopStrings:

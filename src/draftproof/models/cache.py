@@ -55,13 +55,15 @@ class SlotLayer(CacheLayerMixin):
 
     @torch.inference_mode()
     def resize(self, rows: int, slots: int) -> None:
-        if not self.is_initialized:
+        if not self.is_initialized or (self.keys.shape[0], self.keys.shape[2]) == (rows, slots):
             return
+        grown = {}
         for name in ("keys", "values"):
             old = getattr(self, name)
             new = old.new_zeros(rows, old.shape[1], slots, old.shape[3])
             new[: old.shape[0], :, : old.shape[2]] = old
-            setattr(self, name, new)
+            grown[name] = new
+        self.keys, self.values = grown["keys"], grown["values"]
 
     def get_mask_sizes(self, query_length: int) -> tuple[int, int]:
         assert self.cache.current is not None
@@ -88,11 +90,12 @@ class SlotCache(Cache):
         """Make room for at least so many rows and slots, keeping what is held."""
         if rows <= self.num_rows and slots <= self.capacity:
             return
-        if slots > self.capacity:
-            self.capacity = max(-(-slots // _GRAIN) * _GRAIN, 2 * self.capacity)
-        self.num_rows = max(rows, self.num_rows)
+        capacity, num_rows = self.capacity, max(rows, self.num_rows)
+        if slots > capacity:
+            capacity = max(-(-slots // _GRAIN) * _GRAIN, 2 * capacity)
         for layer in self.layers:
-            layer.resize(self.num_rows, self.capacity)
+            layer.resize(num_rows, capacity)
+        self.capacity, self.num_rows = capacity, num_rows  # last: memory may run out before
 
     @torch.inference_mode()
     def move(self, row: int, sources: Sequence[int], start: int) -> None:

@@ -7,6 +7,7 @@ comparing prefixes: what agrees stays, the rest is fed. Freed rows keep their co
 
 from __future__ import annotations
 
+import threading
 from collections.abc import Sequence
 
 from torch import Tensor
@@ -39,6 +40,7 @@ class CachedLM:
         self.forward = forward
         self.vocab_size = forward.vocab_size
         self.max_length = min(forward.max_length, max_length or forward.max_length)
+        self.lock = threading.RLock()  # for engines that share this model
         self._held: list[list[int]] = [[] for _ in range(num_rows)]
         self._pending: dict[int, tuple[int, Draft]] = {}
         self._busy: set[int] = set()

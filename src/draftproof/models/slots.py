@@ -30,8 +30,9 @@ class SlotStore:
         if slots > capacity:
             capacity = max(-(-slots // _GRAIN) * _GRAIN, 2 * capacity)
         layers, _, num_rows, heads, held, width = old.shape
-        self._store = old.new_zeros(layers, 2, max(rows, num_rows), heads, capacity, width)
-        self._store[:, :, :num_rows, :, :held] = old
+        new = old.new_zeros(layers, 2, max(rows, num_rows), heads, capacity, width)
+        new[:, :, :num_rows, :, :held] = old
+        self._store = new
 
     def layer(self, number: int, row: int) -> tuple[Tensor, Tensor]:
         """One row's keys and values in one layer, `[kv_heads, capacity, D]` each, to be written in place."""

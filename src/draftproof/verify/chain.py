@@ -27,7 +27,7 @@ def token_rule(draft: Draft, p: Probs, source: RandomSource) -> Verification:
     q = proposal(draft, p)
     rows = range(draft.num_nodes)
     for i, (p_x, q_x) in enumerate(zip(token_probs(p, rows, draft.tokens), token_probs(q, rows, draft.tokens))):
-        if q_x <= 0:
+        if not q_x > 0:
             raise ValueError(f"drafted token {draft.tokens[i]} has probability 0 under the law it claims to come from")
         if not source.bernoulli(p_x / q_x, "accept"):
             token = draw(residual(p, q, i), 0, source, "residual")

@@ -1,4 +1,4 @@
-"""The demo's four prompts, from much to copy (edit) to nothing to copy (story)."""
+"""Built-in prompts, from much to copy (edit) to nothing to copy (prose, story)."""
 
 from __future__ import annotations
 
@@ -26,5 +26,26 @@ and to reopen the north pier before Easter. Ticket prices will stay the same unt
 
 _STORY = "Tell me a bedtime story about a small owl who is afraid of the dark."
 
-TASKS = {"code": _CODE, "edit": _EDIT, "summary": _SUMMARY, "story": _STORY}
+_CODE_2 = (
+    "Write a Python function merge_intervals(intervals) that joins overlapping (start, end) pairs and returns them "
+    "sorted. Use type hints, and show two examples as assertions."
+)
+
+_PROSE = "Describe a rainy morning at a small railway station, as the opening of a novel."
+_PROSE_2 = "Explain to a curious ten-year-old why the moon seems to change its shape."
+
+_EDIT_2 = """\
+Change the variable name `n` to `count` in this program and write the whole program again.
+
+def report(words):
+    n = {}
+    for word in words:
+        n[word] = n.get(word, 0) + 1
+    for word in sorted(n, key=n.get, reverse=True):
+        print(word, n[word])
+    return n
+"""
+
+DEMO = {"code": _CODE, "edit": _EDIT, "summary": _SUMMARY, "story": _STORY}
+BENCH = {"code": (_CODE, _CODE_2), "prose": (_PROSE, _PROSE_2), "edit": (_EDIT, _EDIT_2)}
 WARM_UP = "Go on counting: one, two, three, one, two, three, one, two, three, one, two, three, one,"  # drafts happen
