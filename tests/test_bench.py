@@ -84,11 +84,18 @@ class TimedTarget(ChainTarget):
     def __init__(self, ticker: Ticker):
         super().__init__(COUNTING, VOCAB)
         self.ticker, self.num_forgotten = ticker, 0
+        self.fresh: set[int] = set()
 
     def prefill(self, row: int, tokens: Sequence[int]) -> Any:
-        if list(tokens) != self.held(row)[: len(tokens)]:  # otherwise there is nothing to feed
+        if row in self.fresh:  # later calls have nothing to feed
+            self.fresh.discard(row)
             self.ticker.pass_ms(5)
         return super().prefill(row, tokens)
+
+    def open(self, tokens: Sequence[int]) -> int:
+        row = super().open(tokens)
+        self.fresh.add(row)
+        return row
 
     def score(self, *arguments: Any) -> Any:
         self.ticker.pass_ms(10)
