@@ -85,7 +85,7 @@ class Int8Linear:
         self._centre = torch.tensor(128.5)
 
     def __call__(self, x: Tensor, add: Tensor | None = None) -> Tensor:
-        token = torch.linalg.vector_norm(x, torch.inf, dim=-1, keepdim=True).mul_(1 / 126).clamp_(min=1e-12)
+        token = x.abs().amax(dim=-1, keepdim=True).mul_(1 / 126).clamp_(min=1e-12)  # vector_norm(inf) is 7 times slower
         levels = torch.addcmul(self._centre, x.float(), token.float().reciprocal()).to(torch.uint8)
         y = torch.ops.onednn.qlinear_pointwise(
             levels, 1.0, 128, self._packed, self._scale, self._zero, None, 1.0, 0, x.dtype, "none", [], ""
