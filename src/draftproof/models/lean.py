@@ -64,12 +64,12 @@ class _Layer:
 
 @dataclass(frozen=True)
 class _View:
-    """One row's share of a pass: tokens [first, last) of the flat batch, the slots it reads, and what each may see."""
+    """One row's share of a pass: tokens [first, last) of the flat batch, its cache by layer, and what each may see."""
 
-    row: int
     first: int
     last: int
     start: int
+    cache: list[tuple[Tensor, Tensor]]
     chunks: tuple[tuple[int, int, int, Tensor], ...]  # first and last query, number of slots, mask [1, 1, g * n, S]
 
 
@@ -162,16 +162,18 @@ class LeanForward:
         if layer.head_scale is not None:
             qk = rms_norm(qk, (width,), None, self._eps) * layer.head_scale
         qk = torch.addcmul(qk * cos, torch.roll(qk, width // 2, -1), sin)
-        mixed = x.new_zeros(len(x), heads * width) if len(x) > views[-1].last else x.new_empty(len(x), heads * width)
+        mixed = []
         for view in views:
-            keys, values = self.cache.layer(number, view.row)
+            keys, values = view.cache[number]
             end = view.start + view.last - view.first
             keys[:, view.start : end] = qk[view.first : view.last, heads:].transpose(0, 1)
             values[:, view.start : end] = qkv[view.first : view.last, heads + kv_heads :].transpose(0, 1)
             for first, last, span, mask in view.chunks:
                 q = qk[first:last, :heads]
-                mixed[first:last] = self._attend(q, keys[None, :, :span], values[None, :, :span], mask)
-        x = layer.output(mixed, x)
+                mixed.append(self._attend(q, keys[None, :, :span], values[None, :, :span], mask))
+        if len(x) > views[-1].last:  # rows that pad the product
+            mixed.append(mixed[-1].new_zeros(len(x) - views[-1].last, heads * width))
+        x = layer.output(mixed[0] if len(mixed) == 1 else torch.cat(mixed), x)
         gate_up = layer.gate_up(rms_norm(x, shape, layer.mlp_norm, self._eps))
         gate, up = gate_up.chunk(2, dim=-1)
         return layer.down(silu(gate).mul_(up), x)
@@ -206,7 +208,7 @@ class LeanForward:
                 reach = end if block.parents is not None else block.start + stop
                 span = -(-reach // _GRAIN) * _GRAIN
                 chunks.append((first + begin, first + stop, span, self._mask(block, sees, begin, stop, span)))
-            views.append(_View(block.row, first, first + size, block.start, tuple(chunks)))
+            views.append(_View(first, first + size, block.start, self.cache.row(block.row), tuple(chunks)))
             first += size
         return views
 

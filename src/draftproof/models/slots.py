@@ -15,6 +15,7 @@ class SlotStore:
 
     def __init__(self, num_layers: int, kv_heads: int, width: int, dtype: torch.dtype, device: torch.device):
         self._store = torch.zeros(num_layers, 2, 0, kv_heads, 0, width, dtype=dtype, device=device)
+        self._views: dict[int, list[tuple[Tensor, Tensor]]] = {}
 
     @property
     def capacity(self) -> int:
@@ -33,11 +34,13 @@ class SlotStore:
         new = old.new_zeros(layers, 2, max(rows, num_rows), heads, capacity, width)
         new[:, :, :num_rows, :, :held] = old
         self._store = new
+        self._views.clear()
 
-    def layer(self, number: int, row: int) -> tuple[Tensor, Tensor]:
-        """One row's keys and values in one layer, `[kv_heads, capacity, D]` each, to be written in place."""
-        keys, values = self._store[number, :, row]
-        return keys, values
+    def row(self, row: int) -> list[tuple[Tensor, Tensor]]:
+        """One row's keys and values, a pair `[kv_heads, capacity, D]` per layer, to be written in place."""
+        if row not in self._views:
+            self._views[row] = [(layer[0], layer[1]) for layer in self._store[:, :, row].unbind()]
+        return self._views[row]
 
     @torch.inference_mode()
     def move(self, row: int, sources: Sequence[int], start: int) -> None:
