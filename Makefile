@@ -6,8 +6,8 @@ PYTHON ?= $(shell for p in python3.11 python3.12 python3.10 python3; do \
 BIN := .venv/bin
 READY := .venv/.installed
 
-# Idle threads of torch spin by default, which is many times slower where other work shares the cores.
-export OMP_WAIT_POLICY ?= passive
+# Idle threads of torch spin for milliseconds by default, which is many times slower where other work shares the cores.
+export GOMP_SPINCOUNT ?= 20000
 
 .PHONY: demo demo-pair demo-small test check figures clean
 
