@@ -21,9 +21,10 @@ TARGET, DRAFTER = "qwen2.5-coder-1.5b", "model:qwen2.5-coder-0.5b"
 def drafters(plain: dp.Engine, vocab: int) -> dict[str, dp.Engine]:
     """Name to engine; all share the target."""
     found = {"none": plain, "ngram K=8": dp.load(plain, "ngram", max_draft=8)}
-    model = dp.load(plain, DRAFTER, max_draft=4, draft_vocab=vocab)
-    for max_draft in (2, 4, 6, 8, 12):
-        found[f"model K={max_draft}"] = dp.load(plain, model.drafter, max_draft=max_draft)
+    for name, size in (("model", None), (f"model, {vocab} tokens", vocab)):
+        model = dp.load(plain, DRAFTER, draft_vocab=size)
+        for max_draft in (4, 8) if size is None else (4, 8, 12):
+            found[f"{name} K={max_draft}"] = dp.load(plain, model.drafter, max_draft=max_draft)
     return found
 
 
@@ -37,6 +38,7 @@ def main() -> None:
     arguments = parser.parse_args()
     prompts = json.loads(arguments.prompts.read_text(encoding="utf-8"))
     params = dp.SamplingParams(temperature=0, max_new_tokens=arguments.tokens)
+    warm_up = dp.SamplingParams(temperature=0, max_new_tokens=16)
     for weights in arguments.weights:
         plain = dp.load(TARGET, dtype="bfloat16", weights=weights, max_batch=1)
         engines = drafters(plain, arguments.draft_vocab)
@@ -47,11 +49,11 @@ def main() -> None:
             for repeat in range(arguments.repeats + 1):
                 for name, engine in engines.items():
                     engine.target.forget()
-                    result = engine.generate(chat, params)[0]
+                    result = engine.generate(chat, params if repeat else warm_up)[0]
                     stats = result.stats
-                    if repeat:  # the first is a warm-up
+                    if repeat:
                         speeds[name].append(stats.num_tokens / (stats.total_seconds - stats.prefill_seconds))
-                    results[name] = result
+                        results[name] = result
             base = statistics.median(speeds["none"])
             for name, result in results.items():
                 speed = statistics.median(speeds[name])
