@@ -7,8 +7,9 @@ product, and attention reads each row's own slots. It equals transformers' forwa
 oracle), on any device.
 
 Bit-exact mode: a token's result must not depend on what shares the pass. Packed and int8 products are row-wise
-identical from 2 rows on; attention is called per row, over slots rounded up to a multiple of 16, and where that is not
-enough with exactly 8 queries at a time. `invariance.fault` tries it out on the model itself.
+identical from 2 rows on. Attention is called per row: over slots rounded up to a multiple of 512, the block in which
+torch's CPU kernel adds keys up, and with at most 16 queries, padded so that its last block of 32 rows is never so short
+that another kernel takes it. `invariance.fault` tries all that out on the model itself.
 """
 
 from __future__ import annotations
@@ -28,6 +29,9 @@ from .slots import SlotStore
 
 FAMILY = ("LlamaForCausalLM", "MistralForCausalLM", "Qwen2ForCausalLM", "Qwen3ForCausalLM")
 _GRAIN = 16  # slots per attention call are a multiple of this
+_BLOCK = 512  # ... and of this in bit-exact mode: the kernel's block of keys
+_QUERIES = 16  # queries per attention call in bit-exact mode
+_ROWS, _LEAST = 32, 4  # the kernel's block of query rows, and the fewest that its last block may have
 
 
 def unsupported(model: Any) -> str | None:
@@ -80,10 +84,10 @@ class LeanForward:
         model: a transformers model of the family; its weights are taken out of it, layer by layer.
         max_length: number of positions the model knows.
         weights: "auto" (packed on the CPU, dense elsewhere), "dense", "packed" or "int8".
-        queries: this many queries in every attention call, the last one padded; None: as many as there are.
+        bitwise: make every token's result independent of what shares the pass (`invariance` tries it out).
     """
 
-    def __init__(self, model: Any, max_length: int, weights: str = "auto", *, queries: int | None = None):
+    def __init__(self, model: Any, max_length: int, weights: str = "auto", *, bitwise: bool = False):
         config = model.config
         self.max_length = max_length
         self.device: torch.device = model.device
@@ -101,8 +105,7 @@ class LeanForward:
         self._norm: Tensor = body.norm.weight
         self._head: Linear = _take([model.lm_head], make)
         self._min_rows = max(linear.min_rows for linear in self._linears())
-        self.queries = queries
-        self.bitwise = False  # set by whoever has tried it out
+        self.bitwise = bitwise
         self._cos, self._sin = self._table(256)
         self.cache = SlotStore(len(self._layers), self._kv_heads, self._width, self.dtype, self.device)
 
@@ -114,6 +117,11 @@ class LeanForward:
     def _linears(self) -> list[Linear]:
         parts = [part for layer in self._layers for part in (layer.qkv, layer.output, layer.gate_up, layer.down)]
         return [*parts, self._head]
+
+    @property
+    def shape(self) -> tuple[int, int, int]:
+        """Query heads, key heads, width of a head."""
+        return self._heads, self._kv_heads, self._width
 
     @property
     def chunk(self) -> int:
@@ -170,7 +178,7 @@ class LeanForward:
             values[:, view.start : end] = qkv[view.first : view.last, heads + kv_heads :].transpose(0, 1)
             for first, last, span, mask in view.chunks:
                 q = qk[first:last, :heads]
-                mixed.append(self._attend(q, keys[None, :, :span], values[None, :, :span], mask))
+                mixed.append(self.attend(q, keys[None, :, :span], values[None, :, :span], mask))
         if len(x) > views[-1].last:  # rows that pad the product
             mixed.append(mixed[-1].new_zeros(len(x) - views[-1].last, heads * width))
         x = layer.output(mixed[0] if len(mixed) == 1 else torch.cat(mixed), x)
@@ -178,7 +186,7 @@ class LeanForward:
         gate, up = gate_up.chunk(2, dim=-1)
         return layer.down(silu(gate).mul_(up), x)
 
-    def _attend(self, q: Tensor, keys: Tensor, values: Tensor, mask: Tensor) -> Tensor:
+    def attend(self, q: Tensor, keys: Tensor, values: Tensor, mask: Tensor) -> Tensor:
         """q `[n, heads, D]`, keys and values `[1, kv_heads, S, D]`, mask `[1, 1, g * m, S]`, m >= n; `[n, heads * D]`.
 
         Heads that share keys become more queries of one head, so each key is read once.
@@ -196,31 +204,40 @@ class LeanForward:
     def _views(self, blocks: Sequence[Block]) -> list[_View]:
         """Where each row's tokens go and what they see, once for all layers."""
         ends = [block.start + len(block.tokens) for block in blocks]
-        self.cache.reserve(max(block.row for block in blocks) + 1, -(-max(ends) // _GRAIN) * _GRAIN)
+        grain = _BLOCK if self.bitwise else _GRAIN
+        self.cache.reserve(max(block.row for block in blocks) + 1, -(-max(ends) // grain) * grain)
         views, first = [], 0
-        for block, end in zip(blocks, ends):
+        for block in blocks:
             size = len(block.tokens)
             sees = block.sees()
             chunks = []
-            step = self.queries or size
+            step = _QUERIES if self.bitwise else size
             for begin in range(0, size, step):
                 stop = min(begin + step, size)
-                reach = end if block.parents is not None else block.start + stop
-                span = -(-reach // _GRAIN) * _GRAIN
-                chunks.append((first + begin, first + stop, span, self._mask(block, sees, begin, stop, span)))
+                chunks.append((first + begin, first + stop, *self.sight(block, sees, begin, stop)))
             views.append(_View(first, first + size, block.start, self.cache.row(block.row), tuple(chunks)))
             first += size
         return views
 
-    def _mask(self, block: Block, sees: Tensor, begin: int, stop: int, span: int) -> Tensor:
-        """Additive mask `[1, 1, g * m, S]` of queries [begin, stop) of a block; padding sees the first slot."""
-        num = self.queries or stop - begin
+    def sight(self, block: Block, sees: Tensor, begin: int, stop: int) -> tuple[int, Tensor]:
+        """S, and the additive mask `[1, 1, g * m, S]` of queries [begin, stop) of a block; padding sees slot 0."""
+        reach = block.start + (stop if block.parents is None else len(block.tokens))
+        grain = _BLOCK if self.bitwise else _GRAIN
+        span = -(-reach // grain) * grain
+        num = self.padded(stop - begin)
         mask = torch.full((num, span), -torch.inf, dtype=self.dtype)
         mask[: stop - begin, : block.start] = 0
         own = min(span - block.start, len(block.tokens))
         mask[: stop - begin, block.start : block.start + own].masked_fill_(sees[begin:stop, :own], 0)
         mask[stop - begin :, 0] = 0
-        return mask.to(self.device).repeat(self._heads // self._kv_heads, 1)[None, None]
+        return span, mask.to(self.device).repeat(self._heads // self._kv_heads, 1)[None, None]
+
+    def padded(self, num: int) -> int:
+        """Queries to attend with so that `num` of them get the bits that each gets alone."""
+        group = self._heads // self._kv_heads
+        while self.bitwise and 0 < group * num % _ROWS < _LEAST:
+            num += 1
+        return num
 
     def _table(self, size: int) -> tuple[Tensor, Tensor]:
         """cos and signed sin `[P, 1, D]` from the model's own rotary embedding: rotating is q * cos + roll(q) * sin."""
