@@ -1,4 +1,4 @@
-"""The seams of the house: what the engine needs of a target, a drafter, a verifier, a tokenizer and of chance."""
+"""The seams of the house: what the engine needs of a target, a drafter, a verifier and of chance."""
 
 from __future__ import annotations
 
@@ -73,11 +73,3 @@ class Verifier(Protocol):
     def __call__(self, draft: Draft, p: Probs, source: RandomSource) -> Verification:
         """p: row 0 after the root, row i+1 after node i."""
         ...
-
-
-class Tokenizer(Protocol):
-    """Text to ids and back."""
-
-    def encode(self, text: str) -> list[int]: ...
-
-    def decode(self, ids: Sequence[int]) -> str: ...

@@ -15,8 +15,7 @@ from torch import Tensor
 from transformers.cache_utils import Cache, CacheLayerMixin
 
 from .masks import Pass
-
-_GRAIN = 256  # capacity grows in multiples of this, at least doubling
+from .slots import grown
 
 
 class SlotLayer(CacheLayerMixin):
@@ -90,9 +89,7 @@ class SlotCache(Cache):
         """Make room for at least so many rows and slots, keeping what is held."""
         if rows <= self.num_rows and slots <= self.capacity:
             return
-        capacity, num_rows = self.capacity, max(rows, self.num_rows)
-        if slots > capacity:
-            capacity = max(-(-slots // _GRAIN) * _GRAIN, 2 * capacity)
+        capacity, num_rows = grown(self.capacity, slots), max(rows, self.num_rows)
         for layer in self.layers:
             layer.resize(num_rows, capacity)
         self.capacity, self.num_rows = capacity, num_rows  # last: memory may run out before

@@ -10,6 +10,11 @@ from torch import Tensor
 _GRAIN = 256  # capacity grows in multiples of this, at least doubling
 
 
+def grown(capacity: int, slots: int) -> int:
+    """The capacity that holds `slots`: the present one if it does."""
+    return capacity if slots <= capacity else max(-(-slots // _GRAIN) * _GRAIN, 2 * capacity)
+
+
 class SlotStore:
     """`[layers, 2, R, kv_heads, capacity, D]`; grows as rows and slots are asked for, keeping what is held."""
 
@@ -27,9 +32,7 @@ class SlotStore:
         old = self._store
         if rows <= old.shape[2] and slots <= old.shape[4]:
             return
-        capacity = old.shape[4]
-        if slots > capacity:
-            capacity = max(-(-slots // _GRAIN) * _GRAIN, 2 * capacity)
+        capacity = grown(old.shape[4], slots)
         layers, _, num_rows, heads, held, width = old.shape
         new = old.new_zeros(layers, 2, max(rows, num_rows), heads, capacity, width)
         new[:, :, :num_rows, :, :held] = old
