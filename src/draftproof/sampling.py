@@ -143,6 +143,19 @@ def draw(law: Probs, row: int, source: RandomSource, stream: str) -> int:
     return index if ids is None else int(ids[index])
 
 
+def draw_distinct(law: Probs, row: int, num: int, source: RandomSource, stream: str) -> list[int]:
+    """Up to `num` different tokens from one row of `law`, one after another, each from what the earlier ones left,
+    renormalised; fewer only where no more tokens have mass.
+    """
+    ids, weights = law.support(row)
+    weights, tokens = weights.clone(), []
+    while len(tokens) < num and bool(weights.sum() > 0):
+        index = source.categorical(weights, stream)
+        weights[index] = 0
+        tokens.append(index if ids is None else int(ids[index]))
+    return tokens
+
+
 class SeededSource:
     """A sequence's own chance: one Mersenne Twister per stream, each seeded by a hash of seed, index and stream.
 

@@ -1,4 +1,5 @@
-"""A small language model drafts a chain: greedy at temperature 0, otherwise sampled from its own processed law q.
+"""A small language model drafts a chain or a tree: its most likely tokens at temperature 0, otherwise tokens sampled
+from its own processed law q, siblings without replacement.
 
 q is what `sampling.probs` makes of the drafter's logits at the sequence's own settings, and exactly what the tokens
 were drawn from, so verification is exact whatever the model is worth. The model's cache is brought to the
@@ -15,11 +16,32 @@ from torch import Tensor
 from .. import sampling
 from ..models.cached_lm import CachedLM
 from ..types import EMPTY_DRAFT, Draft, DraftRequest, Probs
+from . import growth
 from .context import DraftContext
 
 
+@dataclass(frozen=True)
+class _Grown:
+    """A tree below a row's text: the tokens the text had, the draft, and the nodes that were fed, in feeding order."""
+
+    base: int
+    draft: Draft
+    fed: list[int]
+
+
+@dataclass
+class _Growth:
+    """A sequence's tree while it grows: its plan, which nodes were fed, and the law at the root and at each of them."""
+
+    request: DraftRequest
+    plan: growth.Plan
+    tree: growth.Growing
+    fed: list[int]
+    laws: dict[int, Probs]
+
+
 class ModelDrafter:
-    """Chains from a language model over (nearly) the target's vocabulary.
+    """Chains or trees from a language model over (nearly) the target's vocabulary.
 
     Args:
         lm: the draft model, with a row for each sequence of the batch.
@@ -33,6 +55,8 @@ class ModelDrafter:
             (`models.shrink.keep_outputs`); q is zero elsewhere.
         eos_ids: drafting a sequence stops after one of these was drawn (it stays in the draft).
         name: as the user wrote it.
+        tree: the kind of tree to draft, or None for chains.
+        costs: let optimal trees have only as many nodes and layers as pay.
     """
 
     def __init__(
@@ -44,6 +68,8 @@ class ModelDrafter:
         name: str = "model",
         kept: list[int] | None = None,
         confidence: float = 0.0,
+        tree: growth.TreeOption | None = None,
+        costs: growth.Costs | None = None,
     ):
         self.name = name
         self.lm = lm
@@ -52,13 +78,20 @@ class ModelDrafter:
         self._eos_ids = eos_ids
         self._confidence = confidence
         self._kept = None if kept is None else torch.tensor(kept)
+        self._tree = tree
+        self._costs = costs
         self._rows: dict[int, int] = {}
+        self._grown: dict[int, _Grown] = {}
+        self._acceptance: dict[int, growth.RankAcceptance] = {}
 
     def propose(self, requests: Sequence[DraftRequest]) -> list[Draft]:
-        """All requests together: one pass of the draft model per position.
+        """All requests together: one pass of the draft model per position, or per layer of the trees.
 
         A sequence longer than the draft model's window gets an empty draft.
         """
+        return self._chains(requests) if self._tree is None else self._trees(requests, self._tree)
+
+    def _chains(self, requests: Sequence[DraftRequest]) -> list[Draft]:
         drawn: dict[int, list[int]] = {r.id: [] for r in requests}
         laws: dict[int, list[Probs]] = {r.id: [] for r in requests}
         survival = dict.fromkeys(drawn, 1.0)
@@ -76,7 +109,26 @@ class ModelDrafter:
             feeds = [drawn[r.id][-1:] for r in active]
         return [self._draft(r, drawn[r.id], laws[r.id]) for r in requests]
 
+    def _trees(self, requests: Sequence[DraftRequest], option: growth.TreeOption) -> list[Draft]:
+        """Layer by layer: each plan names the nodes to expand, one pass feeds them all, each gets its children."""
+        growing = []
+        for request in requests:
+            self._settle(request)
+            if request.max_nodes > 0 and len(request.tokens) <= self.lm.max_length:
+                growing.append(self._start(request, option))
+        if growing:
+            logits = self.lm.extend([self._rows[g.request.id] for g in growing], [self._unfed(g.request) for g in growing])
+            for g, row in zip(growing, logits.split(1)):
+                self._expand(g, g.plan.expand(g.tree), [-1], row)
+        active = growing
+        while active := self._feed_layer(active):
+            pass
+        drafts = {g.request.id: self._finish(g) for g in growing}
+        return [drafts.get(request.id, EMPTY_DRAFT) for request in requests]
+
     def release(self, sequence_id: int) -> None:
+        self._grown.pop(sequence_id, None)
+        self._acceptance.pop(sequence_id, None)
         row = self._rows.pop(sequence_id, None)
         if row is not None:
             self.lm.free(row)

@@ -1,4 +1,4 @@
-"""A language model with a row of cache per sequence: open, prefill, extend, score, keep, free.
+"""A language model with a row of cache per sequence: open, prefill, extend, branch, score, keep, free.
 
 Target and draft model are both this. It knows which tokens each row holds, so a row is brought to any text by
 comparing prefixes: what agrees stays, the rest is fed. Freed rows keep their contents until they are needed, and
@@ -103,6 +103,30 @@ class CachedLM:
         for row, continuation in zip(rows, continuations):
             self._held[row].extend(continuation)
         return logits
+
+    def branch(
+        self, rows: Sequence[int], tokens: Sequence[Sequence[int]], parents: Sequence[Sequence[int]], fed: Sequence[int]
+    ) -> list[Tensor]:
+        """Grow a tree below each row, layer by layer; lengths stay as they are until `settle`.
+
+        Args:
+            tokens, parents: each row's whole tree so far; -1 follows what the row holds.
+            fed: how many of its nodes earlier calls fed; at least one is new.
+
+        Returns:
+            Each row's logits `[n, V]` after its n new nodes.
+        """
+        blocks = [
+            Block(row, len(self._held[row]), self._known(nodes), above, done)
+            for row, nodes, above, done in zip(rows, tokens, parents, fed)
+        ]
+        return list(self.forward(blocks, "all").logits.split([len(block.queries) for block in blocks]))
+
+    def settle(self, row: int, nodes: Sequence[int], tokens: Sequence[int]) -> None:
+        """The row also keeps these nodes of the tree that `branch` grew: a path from the top, with its tokens."""
+        held = self._held[row]
+        self.forward.cache.move(row, [len(held) + node for node in nodes], len(held))
+        held.extend(tokens)
 
     def score(self, rows: Sequence[int], roots: Sequence[int], drafts: Sequence[Draft]) -> list[TargetOutput]:
         """Feed each row its root and draft in one pass (the only place with a batch of drafts)."""

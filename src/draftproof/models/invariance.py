@@ -2,7 +2,7 @@
 
 Greedy text with a drafter equals plain text token for token only if a pass over several tokens, rows or lengths gives
 each token the very bits that a pass over it alone gives. Kernels promise no such thing in writing, so it is measured:
-the same text is fed token by token, in blocks of many sizes, and beside other rows.
+the same text is fed token by token, in blocks of many sizes, as a path of trees, and beside other rows.
 """
 
 from __future__ import annotations
@@ -53,7 +53,7 @@ def attention_fault(forward: LeanForward) -> str | None:
 def fault(forward: Forward) -> str | None:
     """None if every result is bit-identical; otherwise where the first difference was seen.
 
-    Takes about thirty short passes.
+    Takes about forty short passes.
     """
     limit = min(forward.vocab_size, 9973)
     length = min(38, forward.max_length - 2)
@@ -74,6 +74,9 @@ def fault(forward: Forward) -> str | None:
         for i in range(size):
             if not torch.equal(logits[i], alone[i]):
                 return f"token {i + 1} of {size} in one pass has other bits than alone"
+    reason = _tree_fault(lm, rows[0], text, begin, alone)
+    if reason is not None:
+        return reason
     lm.prefill(rows[0], text[:begin])
     lm.prefill(rows[1], text[: begin - 3])
     lm.prefill(rows[2], text[:2])
@@ -88,4 +91,32 @@ def fault(forward: Forward) -> str | None:
     lm.prefill(rows[1], text[:begin])  # the same prompt in two pieces
     if not torch.equal(lm.extend(rows[1:2], [[text[begin]]])[0], alone[0]):
         return "a prompt fed in two pieces has other bits than in one"
+    return None
+
+
+def _tree_fault(lm: CachedLM, row: int, text: list[int], begin: int, alone: list[torch.Tensor]) -> str | None:
+    """The text as a path of trees, with other branches at every node before and after it; then what `keep` gathered."""
+    limit, size = lm.vocab_size, min(5, len(alone) - 2)
+    if size < 1:
+        return None
+    for before, after in ((1, 0), (0, 2), (2, 1)):
+        tokens: list[int] = []
+        parents: list[int] = []
+        path: list[int] = []
+        last = -1
+        for token in text[begin + 1 : begin + 1 + size]:
+            first = len(tokens)
+            tokens += [(token + 1 + i) % limit for i in range(before + 1 + after)]
+            parents += [last] * (before + 1 + after)
+            tokens[first + before] = token
+            last = first + before
+            path.append(last)
+        lm.prefill(row, text[:begin])
+        logits = lm.score([row], [text[begin]], [Draft(tuple(tokens), tuple(parents))])[0].logits
+        for depth, node in enumerate([-1, *path]):
+            if not torch.equal(logits[node + 1], alone[depth]):
+                return f"a token {depth} deep in a tree of {len(tokens)} has other bits than alone"
+        lm.keep(row, begin + 1, path)
+        if not torch.equal(lm.extend([row], [[text[begin + 1 + size]]])[0], alone[size + 1]):
+            return f"a token after the kept path of a tree of {len(tokens)} has other bits than alone"
     return None

@@ -9,7 +9,9 @@ oracle), on any device.
 Bit-exact mode: a token's result must not depend on what shares the pass. Packed and int8 products are row-wise
 identical from 2 rows on. Attention is called per row: over slots rounded up to a multiple of 512, the block in which
 torch's CPU kernel adds keys up, and with at most 16 queries, padded so that its last block of 32 rows is never so short
-that another kernel takes it. `invariance.fault` tries all that out on the model itself.
+that another kernel takes it. A tree is run as the chains it consists of, one after another over the same slots, so that
+every token finds the keys of its path where they lie when the path is fed alone: masked slots in between would change
+the order of the sums. `invariance.fault` tries all that out on the model itself.
 """
 
 from __future__ import annotations
@@ -77,6 +79,15 @@ class _View:
     chunks: tuple[tuple[int, int, int, Tensor], ...]  # first and last query, number of slots, mask [1, 1, g * n, S]
 
 
+@dataclass(frozen=True)
+class _Tree:
+    """A tree that was run as chains: where its tokens lie in the flat batch, and where its keys and values belong."""
+
+    places: Tensor
+    start: int
+    cache: list[tuple[Tensor, Tensor]]
+
+
 class LeanForward:
     """See the module.
 
@@ -131,12 +142,15 @@ class LeanForward:
     @torch.inference_mode()
     def __call__(self, blocks: Sequence[Block], want: Want) -> PassOutput:
         """See `passes.Forward`."""
-        num_tokens = sum(len(block.tokens) for block in blocks)
-        ids = [token for block in blocks for token in block.tokens]
-        positions = [position for block in blocks for position in _positions(block)]
+        sizes = [len(block.queries) for block in blocks]
+        num_tokens = sum(sizes)
+        self._reserve(blocks)
+        chains, order, trees = self._chains(blocks) if self.bitwise else (blocks, None, [])
+        ids = [token for block in chains for token in block.queries]
+        positions = [block.start + depth for block in chains for depth in block.depths()[block.fed :]]
         padding = max(0, self._min_rows - num_tokens)
         index = torch.tensor(positions + [0] * padding, device=self.device)
-        views = self._views(blocks)
+        views = self._views(chains)
         highest = max(positions)
         if highest >= len(self._cos):
             self._cos, self._sin = self._table(2 * highest)
@@ -145,24 +159,53 @@ class LeanForward:
         tapped = []
         for number, layer in enumerate(self._layers):
             if number in self.taps:
-                tapped.append(x[:num_tokens])
-            x = self._layer(number, layer, x, cos, sin, views)
+                tapped.append(x[:num_tokens] if order is None else x[order])
+            x = self._layer(number, layer, x, cos, sin, views, trees)
+        if order is not None:
+            x = x[order]
         if len(self._layers) in self.taps:
             tapped.append(x[:num_tokens])
-        logits = self._logits(x, num_tokens, blocks, want)
+        logits = self._logits(x, sizes, want)
         return PassOutput(logits, torch.cat(tapped, dim=-1) if tapped else None)
 
-    def _logits(self, x: Tensor, num_tokens: int, blocks: Sequence[Block], want: Want) -> Tensor:
+    def _chains(self, blocks: Sequence[Block]) -> tuple[list[Block], Tensor | None, list[_Tree]]:
+        """Trees as chains, depth first; where each token of the blocks went (None: nowhere else); and the trees."""
+        if all(block.parents is None for block in blocks):
+            return list(blocks), None, []
+        chains, order, trees, first = [], [], [], 0
+        for block in blocks:
+            assert not block.fed, "bit-exact passes feed a tree whole"
+            runs = block.runs()
+            chains += [Block(block.row, block.start + depth, [block.tokens[i] for i in run]) for depth, run in runs]
+            walked = torch.tensor([i for _, run in runs for i in run], dtype=torch.long)
+            places = first + walked.argsort()
+            order.append(places)
+            first += len(walked)
+            if block.parents is not None:
+                trees.append(_Tree(places.to(self.device), block.start, self.cache.row(block.row)))
+        return chains, torch.cat(order).to(self.device), trees
+
+    def _logits(self, x: Tensor, sizes: Sequence[int], want: Want) -> Tensor:
+        num_tokens = sum(sizes)
         if want == "none":
             return x.new_empty(0, self.vocab_size)
-        if want == "last" and len(blocks) < num_tokens:
-            ends = torch.tensor([len(block.tokens) for block in blocks]).cumsum(0) - 1
-            x, num_tokens = x[ends.to(x.device)], len(blocks)
+        if want == "last" and len(sizes) < num_tokens:
+            ends = torch.tensor(sizes).cumsum(0) - 1
+            x, num_tokens = x[ends.to(x.device)], len(sizes)
         if len(x) < self._min_rows:
             x = torch.cat([x, x[:1].expand(self._min_rows - len(x), -1)])
         return self._head(rms_norm(x, self._norm.shape, self._norm, self._eps))[:num_tokens]
 
-    def _layer(self, number: int, layer: _Layer, x: Tensor, cos: Tensor, sin: Tensor, views: Sequence[_View]) -> Tensor:
+    def _layer(
+        self,
+        number: int,
+        layer: _Layer,
+        x: Tensor,
+        cos: Tensor,
+        sin: Tensor,
+        views: Sequence[_View],
+        trees: Sequence[_Tree],
+    ) -> Tensor:
         heads, kv_heads, width = self._heads, self._kv_heads, self._width
         shape = layer.input_norm.shape
         qkv = layer.qkv(rms_norm(x, shape, layer.input_norm, self._eps)).view(len(x), heads + 2 * kv_heads, width)
@@ -179,6 +222,11 @@ class LeanForward:
             for first, last, span, mask in view.chunks:
                 q = qk[first:last, :heads]
                 mixed.append(self.attend(q, keys[None, :, :span], values[None, :, :span], mask))
+        for tree in trees:
+            keys, values = tree.cache[number]
+            end = tree.start + len(tree.places)
+            keys[:, tree.start : end] = qk[tree.places, heads:].transpose(0, 1)
+            values[:, tree.start : end] = qkv[tree.places, heads + kv_heads :].transpose(0, 1)
         if len(x) > views[-1].last:  # rows that pad the product
             mixed.append(mixed[-1].new_zeros(len(x) - views[-1].last, heads * width))
         x = layer.output(mixed[0] if len(mixed) == 1 else torch.cat(mixed), x)
@@ -201,27 +249,34 @@ class LeanForward:
         out = out.view(self._kv_heads, group, padded, self._width)[:, :, :num]
         return out.permute(2, 0, 1, 3).reshape(num, -1)
 
+    def _reserve(self, blocks: Sequence[Block]) -> None:
+        """Room in the cache for the blocks, and for attention over whole grains of slots."""
+        slots = max(block.start + len(block.tokens) for block in blocks)
+        grain = _BLOCK if self.bitwise else _GRAIN
+        self.cache.reserve(max(block.row for block in blocks) + 1, -(-slots // grain) * grain)
+
     def _views(self, blocks: Sequence[Block]) -> list[_View]:
         """Where each row's tokens go and what they see, once for all layers."""
-        ends = [block.start + len(block.tokens) for block in blocks]
-        grain = _BLOCK if self.bitwise else _GRAIN
-        self.cache.reserve(max(block.row for block in blocks) + 1, -(-max(ends) // grain) * grain)
         views, first = [], 0
         for block in blocks:
-            size = len(block.tokens)
-            sees = block.sees()
+            size = len(block.queries)
+            sees = block.sees()[block.fed :]
             chunks = []
             step = _QUERIES if self.bitwise else size
             for begin in range(0, size, step):
                 stop = min(begin + step, size)
                 chunks.append((first + begin, first + stop, *self.sight(block, sees, begin, stop)))
-            views.append(_View(first, first + size, block.start, self.cache.row(block.row), tuple(chunks)))
+            start = block.start + block.fed
+            views.append(_View(first, first + size, start, self.cache.row(block.row), tuple(chunks)))
             first += size
         return views
 
     def sight(self, block: Block, sees: Tensor, begin: int, stop: int) -> tuple[int, Tensor]:
-        """S, and the additive mask `[1, 1, g * m, S]` of queries [begin, stop) of a block; padding sees slot 0."""
-        reach = block.start + (stop if block.parents is None else len(block.tokens))
+        """S, and the additive mask `[1, 1, g * m, S]` of queries [begin, stop) of a block; padding sees slot 0.
+
+        `sees` `[Q, n]`: which of the block's n tokens each query sees.
+        """
+        reach = block.start + (block.fed + stop if block.parents is None else len(block.tokens))
         grain = _BLOCK if self.bitwise else _GRAIN
         span = -(-reach // grain) * grain
         num = self.padded(stop - begin)
@@ -248,10 +303,6 @@ class LeanForward:
         sign = torch.ones(self._width, dtype=sin.dtype, device=self.device)
         sign[: self._width // 2] = -1
         return cos[0][:, None].clone(), (sin[0] * sign)[:, None]
-
-
-def _positions(block: Block) -> list[int]:
-    return [block.start + depth for depth in block.depths()]
 
 
 def _take(modules: Sequence[Any], make: Any) -> Linear:

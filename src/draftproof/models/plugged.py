@@ -45,7 +45,7 @@ class PluggedForward:
     @torch.inference_mode()
     def __call__(self, blocks: Sequence[Block], want: Want) -> PassOutput:
         """See `passes.Forward`; rows distinct, logits in the model's dtype."""
-        sizes = [len(block.tokens) for block in blocks]
+        sizes = [len(block.queries) for block in blocks]
         picks = [{"all": range(size), "last": range(size - 1, size), "none": range(0)}[want] for size in sizes]
         current = arrange(blocks, self.max_length - 1, self.device)
         self.cache.reserve(max(current.rows) + 1, current.span)
