@@ -9,9 +9,11 @@ from typing import Any
 
 from .drafters import catalog
 from .drafters.context import DraftContext
+from .drafters.growth import Costs, TreeOption
 from .engine import Engine as CoreEngine
 from .errors import OptionError
 from .interfaces import Drafter, Verifier
+from .models.bridge import MODES
 from .models.cached_lm import CachedLM
 from .models.codec import Codec
 from .models.forwards import make_forward
@@ -58,6 +60,9 @@ def load(
     draft_vocab: int | None = None,
     draft_corpus: Sequence[str] = (),
     draft_confidence: float = 0.4,
+    draft_tree: str | None = None,
+    draft_costs: Any = None,
+    cross_vocab: str = "auto",
     verifier: str = "auto",
     bitwise: bool | None = None,
     allow_pickle: bool = False,
@@ -90,6 +95,14 @@ def load(
 
         draft_confidence: a draft model's greedy chain ends after the token at which the product of its own
             probabilities falls below this, so that drafts are long where they are sure; 0 always drafts max_draft.
+        draft_tree: let a draft model draft trees of max_draft nodes: "dynamic" (EAGLE-2; where tokens are sampled, as
+            "optimal"), "optimal" (Sequoia, from the acceptance of each sequence so far) or children per depth as in
+            "4,2,1". None drafts chains.
+        draft_costs: what `draftproof bench --costs --json` wrote, a file or its content: optimal trees then have only
+            as many nodes and layers as pay.
+        cross_vocab: a draft model with another vocabulary is used by "intersection" of the two or by "string"
+            matching, or refused ("off"); "auto" takes the first where the target has most of its tokens, and refuses
+            vocabularies that are nearly but not quite the same.
 
     Raises:
         OptionError, ModelError, VocabularyError, FetchError: one line each.
@@ -104,6 +117,9 @@ def load(
             raise OptionError(f"{name} must be a whole number of at least 2, not {limit!r}")
     if not isinstance(draft_confidence, (int, float)) or not 0 <= draft_confidence <= 1:
         raise OptionError(f"draft_confidence must be a number from 0 to 1, not {draft_confidence!r}")
+    TreeOption.parse(draft_tree)
+    if cross_vocab not in MODES:
+        raise OptionError(f"cross_vocab must be one of {', '.join(MODES)}, not {cross_vocab!r}")
     if not isinstance(max_batch, int) or isinstance(max_batch, bool) or max_batch < 1:
         raise OptionError(f"max_batch must be a whole number of at least 1, not {max_batch!r}")
     options = {
@@ -130,6 +146,9 @@ def load(
         draft_layers=draft_layers,
         draft_vocab=draft_vocab,
         draft_confidence=draft_confidence,
+        draft_tree=draft_tree,
+        draft_costs=None if draft_costs is None else Costs.read(draft_costs),
+        cross_vocab=cross_vocab,
         draft_corpus=[parts.codec.encode(text) for text in draft_corpus] if parts.codec else (),
     )
     made = catalog.build(drafter, context) if isinstance(drafter, str) else catalog.checked(drafter, repr(drafter))

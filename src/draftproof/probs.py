@@ -52,6 +52,18 @@ class Probs:
     def __len__(self) -> int:
         return self.values.shape[0]
 
+    def row(self, row: int) -> Probs:
+        """One row by itself."""
+        ids = None if self.ids is None else self.ids[row : row + 1]
+        return Probs(self.values[row : row + 1], ids, self.vocab_size)
+
+    def top(self, row: int, num: int) -> list[tuple[int, float]]:
+        """The up to `num` most likely tokens of one row and their probabilities, those without mass left out."""
+        ids, values = self.support(row)
+        best = values.topk(min(num, len(values)))
+        tokens = best.indices if ids is None else ids[best.indices]
+        return [(token, prob) for token, prob in zip(tokens.tolist(), best.values.tolist()) if prob > 0]
+
     def prob(self, row: int, token: int) -> float:
         """The probability of one token."""
         if self.ids is None:

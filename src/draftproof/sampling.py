@@ -148,7 +148,8 @@ def draw_distinct(law: Probs, row: int, num: int, source: RandomSource, stream: 
     renormalised; fewer only where no more tokens have mass.
     """
     ids, weights = law.support(row)
-    weights, tokens = weights.clone(), []
+    weights = weights.clone()
+    tokens: list[int] = []
     while len(tokens) < num and bool(weights.sum() > 0):
         index = source.categorical(weights, stream)
         weights[index] = 0

@@ -73,6 +73,24 @@ class TargetOptions:
         float,
         typer.Option(rich_help_panel="Model", help="A draft model's greedy chain ends below this; 0: at --max-draft."),
     ] = 0.4
+    draft_tree: Annotated[
+        str | None,
+        typer.Option(
+            rich_help_panel="Model",
+            help="Draft trees of --max-draft nodes: dynamic, optimal, or children per depth such as 4,2,1.",
+        ),
+    ] = None
+    draft_costs: Annotated[
+        str | None,
+        typer.Option(metavar="FILE", rich_help_panel="Model", help="Size optimal trees by what bench --costs wrote."),
+    ] = None
+    cross_vocab: Annotated[
+        str,
+        typer.Option(
+            rich_help_panel="Model",
+            help="A draft model with another vocabulary: auto, intersection, string, or off (refuse it).",
+        ),
+    ] = "auto"
     max_length: Annotated[
         int | None, typer.Option(rich_help_panel="Model", help="Most tokens per sequence. Default: the model's own.")
     ] = None

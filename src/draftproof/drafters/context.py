@@ -7,6 +7,7 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from ..errors import OptionError
+from .growth import Costs
 
 
 @dataclass(frozen=True)
@@ -25,6 +26,9 @@ class DraftContext:
         draft_layers: keep only so many of a draft model's layers, or None.
         draft_vocab: let a draft model propose only so many (frequent) tokens, or None.
         draft_confidence: a greedy chain stops once its product of draft probabilities falls below this; 0 is off.
+        draft_tree: what shape to draft (`growth.TreeOption.parse`); None is a chain.
+        draft_costs: what optimal trees weigh their size against, or None.
+        cross_vocab: what to do about a draft model with another vocabulary (`models.bridge.MODES`).
         draft_corpus: texts as ids to count those tokens in; without any, low ids count as frequent.
         model_options: keyword arguments for `models.hf.load_model`.
     """
@@ -40,6 +44,9 @@ class DraftContext:
     draft_layers: int | None = None
     draft_vocab: int | None = None
     draft_confidence: float = 0.0
+    draft_tree: str | None = None
+    draft_costs: Costs | None = None
+    cross_vocab: str = "auto"
     draft_corpus: Sequence[Sequence[int]] = ()
     model_options: Mapping[str, Any] = field(default_factory=dict)
 

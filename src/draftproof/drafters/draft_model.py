@@ -9,35 +9,43 @@ sequence's text by prefix comparison each round: nothing has to tell it what was
 from __future__ import annotations
 
 from collections.abc import Sequence
+from dataclasses import dataclass, field, replace
 
 import torch
 from torch import Tensor
 
 from .. import sampling
+from ..models.bridge import Bridge
 from ..models.cached_lm import CachedLM
-from ..types import EMPTY_DRAFT, Draft, DraftRequest, Probs
+from ..types import EMPTY_DRAFT, Draft, DraftRequest, Probs, SamplingParams
 from . import growth
 from .context import DraftContext
 
 
-@dataclass(frozen=True)
-class _Grown:
-    """A tree below a row's text: the tokens the text had, the draft, and the nodes that were fed, in feeding order."""
-
-    base: int
-    draft: Draft
-    fed: list[int]
-
-
 @dataclass
 class _Growth:
-    """A sequence's tree while it grows: its plan, which nodes were fed, and the law at the root and at each of them."""
+    """A sequence's tree while it grows.
+
+    Fields:
+        fed: the nodes that were fed to the draft model, in that order.
+        laws: q at the root (-1) and at every node that was expanded, one row each.
+    """
 
     request: DraftRequest
     plan: growth.Plan
-    tree: growth.Growing
-    fed: list[int]
-    laws: dict[int, Probs]
+    tree: growth.Growing = field(default_factory=growth.Growing)
+    fed: list[int] = field(default_factory=list)
+    laws: dict[int, Probs] = field(default_factory=dict)
+
+
+@dataclass(frozen=True)
+class _Grown:
+    """A sequence's last tree: how long its text was, the draft, and the fed nodes' own ids and parents."""
+
+    num_tokens: int
+    draft: Draft
+    tokens: list[int]
+    parents: list[int]
 
 
 class ModelDrafter:
@@ -57,6 +65,9 @@ class ModelDrafter:
         name: as the user wrote it.
         tree: the kind of tree to draft, or None for chains.
         costs: let optimal trees have only as many nodes and layers as pay.
+        bridge: to a draft model with another tokenizer. Its logits are those of the shared tokens, which `kept`
+            names in the target's ids - unless `by_string`: then chains of its own most likely tokens are proposed
+            as the text they are, point masses at any temperature.
     """
 
     def __init__(
@@ -70,6 +81,8 @@ class ModelDrafter:
         confidence: float = 0.0,
         tree: growth.TreeOption | None = None,
         costs: growth.Costs | None = None,
+        bridge: Bridge | None = None,
+        by_string: bool = False,
     ):
         self.name = name
         self.lm = lm
@@ -80,6 +93,8 @@ class ModelDrafter:
         self._kept = None if kept is None else torch.tensor(kept)
         self._tree = tree
         self._costs = costs
+        self._bridge, self._by_string = bridge, by_string
+        self._contexts: dict[int, Sequence[int]] = {}  # this round's texts in the draft model's ids
         self._rows: dict[int, int] = {}
         self._grown: dict[int, _Grown] = {}
         self._acceptance: dict[int, growth.RankAcceptance] = {}
@@ -89,42 +104,10 @@ class ModelDrafter:
 
         A sequence longer than the draft model's window gets an empty draft.
         """
-        return self._chains(requests) if self._tree is None else self._trees(requests, self._tree)
-
-    def _chains(self, requests: Sequence[DraftRequest]) -> list[Draft]:
-        drawn: dict[int, list[int]] = {r.id: [] for r in requests}
-        laws: dict[int, list[Probs]] = {r.id: [] for r in requests}
-        survival = dict.fromkeys(drawn, 1.0)
-        active = [r for r in requests if r.max_nodes > 0 and len(r.tokens) <= self.lm.max_length]
-        feeds = [self._unfed(r) for r in active]
-        while active:
-            logits = self.lm.extend([self._rows[r.id] for r in active], feeds)
-            for request, probability in zip(active, self._confidences(logits, active)):
-                survival[request.id] *= probability
-            for i, request in enumerate(active):
-                law = self._law(logits[i : i + 1], request, drawn[request.id])
-                drawn[request.id].append(sampling.draw(law, 0, request.generator, "draft"))
-                laws[request.id].append(law)
-            active = [r for r in active if self._goes_on(r, drawn[r.id], survival[r.id])]
-            feeds = [drawn[r.id][-1:] for r in active]
-        return [self._draft(r, drawn[r.id], laws[r.id]) for r in requests]
-
-    def _trees(self, requests: Sequence[DraftRequest], option: growth.TreeOption) -> list[Draft]:
-        """Layer by layer: each plan names the nodes to expand, one pass feeds them all, each gets its children."""
-        growing = []
-        for request in requests:
-            self._settle(request)
-            if request.max_nodes > 0 and len(request.tokens) <= self.lm.max_length:
-                growing.append(self._start(request, option))
-        if growing:
-            logits = self.lm.extend([self._rows[g.request.id] for g in growing], [self._unfed(g.request) for g in growing])
-            for g, row in zip(growing, logits.split(1)):
-                self._expand(g, g.plan.expand(g.tree), [-1], row)
-        active = growing
-        while active := self._feed_layer(active):
-            pass
-        drafts = {g.request.id: self._finish(g) for g in growing}
-        return [drafts.get(request.id, EMPTY_DRAFT) for request in requests]
+        self._contexts = {r.id: self._own_text(r) for r in requests if r.max_nodes > 0}
+        if self._tree is None:
+            return self._chains(requests)
+        return self._trees(requests, self._tree)
 
     def release(self, sequence_id: int) -> None:
         self._grown.pop(sequence_id, None)
@@ -133,9 +116,138 @@ class ModelDrafter:
         if row is not None:
             self.lm.free(row)
 
+    def _chains(self, requests: Sequence[DraftRequest]) -> list[Draft]:
+        drawn: dict[int, list[int]] = {r.id: [] for r in requests}
+        laws: dict[int, list[Probs]] = {r.id: [] for r in requests}
+        survival = dict.fromkeys(drawn, 1.0)
+        active = [r for r in requests if self._fits(r)]
+        feeds = [self._unfed(r) for r in active]
+        while active:
+            logits = self.lm.extend([self._rows[r.id] for r in active], feeds)
+            for request, probability in zip(active, self._confidences(logits, active)):
+                survival[request.id] *= probability
+            for i, request in enumerate(active):
+                if self._by_string:
+                    drawn[request.id].append(int(logits[i].argmax()))
+                    continue
+                law = self._law(logits[i : i + 1], request, [drawn[request.id]])
+                drawn[request.id].append(sampling.draw(law, 0, request.generator, "draft"))
+                laws[request.id].append(law)
+            active = [r for r in active if self._goes_on(r, drawn[r.id], survival[r.id])]
+            feeds = [[self._own(drawn[r.id][-1])] for r in active]
+        return [self._draft(r, drawn[r.id], laws[r.id]) for r in requests]
+
+    def _trees(self, requests: Sequence[DraftRequest], option: growth.TreeOption) -> list[Draft]:
+        """Layer by layer: each plan names the nodes to expand, one pass feeds them all, each gets its children."""
+        growing = [self._start(request, option) for request in requests if self._fits(request)]
+        active = [(g, expanded) for g in growing if (expanded := g.plan.expand(g.tree))]
+        feeds = [self._unfed(g.request) for g, _ in active]
+        while active:
+            rows = [self._rows[g.request.id] for g, _ in active]
+            logits = self._branch(rows, active) if not feeds else self.lm.extend(rows, feeds).split(1)
+            feeds = []
+            for (g, expanded), own in zip(active, logits):
+                self._add_layer(g, expanded, own)
+            active = [(g, expanded) for g, _ in active if (expanded := self._wanted(g))]
+        drafts = {g.request.id: self._finish(g) for g in growing}
+        return [drafts.get(request.id, EMPTY_DRAFT) for request in requests]
+
+    def _start(self, request: DraftRequest, option: growth.TreeOption) -> _Growth:
+        """What came of the sequence's last tree, and the plan for its next."""
+        known = self._acceptance.setdefault(request.id, growth.RankAcceptance())
+        if last := self._grown.pop(request.id, None):
+            emitted = request.tokens[last.num_tokens :]
+            known.observe(last.draft.tokens, last.draft.parents, emitted)
+            self._settle(request, last)
+        plan = growth.plan(
+            option,
+            request.max_nodes,
+            drawn=not request.params.greedy,
+            acceptance=known,
+            costs=self._costs,
+            confidence=self._confidence,
+        )
+        return _Growth(request, plan)
+
+    def _settle(self, request: DraftRequest, last: _Grown) -> None:
+        """Keep the nodes of the last tree that the text went through, so that they need not be fed again."""
+        row, context = self._rows[request.id], self._contexts[request.id]
+        held = len(self.lm.held(row))
+        if list(context[:held]) != list(self.lm.held(row)):
+            return
+        path: list[int] = []
+        for token in context[held:-1]:
+            above = path[-1] if path else -1
+            below = [i for i, parent in enumerate(last.parents) if parent == above and last.tokens[i] == token]
+            if not below:
+                break
+            path.append(below[0])
+        self.lm.settle(row, path, [last.tokens[i] for i in path])
+
+    def _wanted(self, g: _Growth) -> dict[int, int]:
+        """What the plan expands next, without nodes that end the text or reach beyond the draft model's window."""
+        if len(self._contexts[g.request.id]) + len(g.tree.layers) - 1 > self.lm.max_length:
+            return {}
+        expanded = g.plan.expand(g.tree)
+        return {node: num for node, num in expanded.items() if g.tree.tokens[node] not in self._eos_ids}
+
+    def _branch(self, rows: Sequence[int], active: Sequence[tuple[_Growth, dict[int, int]]]) -> list[Tensor]:
+        """Feed the nodes to expand; their logits `[n, V']` row by row."""
+        done = [len(g.fed) for g, _ in active]
+        for g, expanded in active:
+            g.fed.extend(expanded)
+        trees = [self._fed(g) for g, _ in active]
+        return self.lm.branch(rows, [tokens for tokens, _ in trees], [parents for _, parents in trees], done)
+
+    def _fed(self, g: _Growth) -> tuple[list[int], list[int]]:
+        """The draft model's ids and the parents of the nodes that were fed, numbered in feeding order."""
+        place = {-1: -1, **{node: i for i, node in enumerate(g.fed)}}
+        return [self._own(g.tree.tokens[n]) for n in g.fed], [place[g.tree.parents[n]] for n in g.fed]
+
+    def _add_layer(self, g: _Growth, expanded: dict[int, int], logits: Tensor) -> None:
+        """Children of each expanded node from its logits `[n, V']`: the most likely, or drawn without replacement."""
+        params, children = g.request.params, {}
+        if params.greedy:
+            params = replace(params, temperature=1.0, top_k=0, top_p=1.0, min_p=0.0)
+        law = self._law(logits, g.request, [g.tree.path(node) for node in expanded], params)
+        for row, (node, num) in enumerate(expanded.items()):
+            g.laws[node] = law.row(row)
+            if g.request.params.greedy:
+                children[node] = law.top(row, num)
+                continue
+            tokens = sampling.draw_distinct(law, row, num, g.request.generator, "draft")
+            children[node] = list(zip(tokens, law.at(row, torch.tensor(tokens)).tolist()))
+        g.tree.add_layer(children)
+
+    def _finish(self, g: _Growth) -> Draft:
+        kept = g.plan.kept(g.tree)
+        if not kept:
+            return EMPTY_DRAFT
+        tokens = tuple(g.tree.tokens[node] for node in kept)
+        parents = growth.subtree(g.tree.parents, kept)
+        if g.request.params.greedy:
+            draft = Draft(tokens, parents)
+        else:  # every node stays; the law of a node without children is never looked at
+            rows = [g.laws.get(node, g.laws[-1]) for node in range(-1, max(parents) + 1)]
+            draft = Draft(tokens, parents, Probs.stack(rows), "without_replacement")
+        self._grown[g.request.id] = _Grown(len(g.request.tokens), draft, *self._fed(g))
+        return draft
+
+    def _own_text(self, request: DraftRequest) -> Sequence[int]:
+        """The sequence's text in the draft model's ids; empty where it cannot be said."""
+        return request.tokens if self._bridge is None else self._bridge.context(request.tokens)
+
+    def _own(self, token: int) -> int:
+        """The draft model's id of a token it drafted."""
+        return token if self._bridge is None or self._by_string else self._bridge.to_draft(token)
+
+    def _fits(self, request: DraftRequest) -> bool:
+        """Whether anything can be drafted: there is room for it, and the draft model's window holds the text."""
+        return request.max_nodes > 0 and 0 < len(self._contexts[request.id]) <= self.lm.max_length
+
     def _unfed(self, request: DraftRequest) -> Sequence[int]:
         """Bring the row to a prefix of the text; returns what is left to feed, at least the last token."""
-        tokens = request.tokens
+        tokens = self._contexts[request.id]
         if request.id not in self._rows:
             self._rows[request.id] = self.lm.open(tokens[:-1])
         row = self._rows[request.id]
@@ -146,32 +258,47 @@ class ModelDrafter:
 
     def _goes_on(self, request: DraftRequest, drawn: list[int], survival: float) -> bool:
         """Whether another token may be drafted. Looks at the draft's side only and keeps every drawn token: exact."""
-        room = len(request.tokens) + len(drawn) <= self.lm.max_length
+        room = len(self._contexts[request.id]) + len(drawn) <= self.lm.max_length
         worth = survival >= self._confidence
         return len(drawn) < request.max_nodes and room and worth and drawn[-1] not in self._eos_ids
 
     def _confidences(self, logits: Tensor, active: Sequence[DraftRequest]) -> list[float]:
         """The draft model's probability of its most likely token, for greedy requests; 1 for sampled ones."""
-        if not self._confidence or not any(request.params.greedy for request in active):
+        greedy = [self._by_string or request.params.greedy for request in active]
+        if not self._confidence or not any(greedy):
             return [1.0] * len(active)
         scores = logits.float()
         top = (scores.amax(-1) - torch.logsumexp(scores, -1)).exp().tolist()
-        return [p if request.params.greedy else 1.0 for p, request in zip(top, active)]
+        return [p if own else 1.0 for p, own in zip(top, greedy)]
 
-    def _law(self, logits: Tensor, request: DraftRequest, drawn: list[int]) -> Probs:
-        """q over the target's ids from the draft model's logits `[1, V']`; ids it may not propose have none."""
-        params = request.params
-        tokens = (*request.tokens, *drawn) if params.needs_history else ()
-        if self._kept is not None and not (params.needs_history or params.logit_bias or params.banned_tokens):
+    def _law(
+        self,
+        logits: Tensor,
+        request: DraftRequest,
+        paths: Sequence[Sequence[int]],
+        params: SamplingParams | None = None,
+    ) -> Probs:
+        """q over the target's ids from the draft model's logits `[R, V']` after each path of drafted tokens; ids it
+        may not propose have none.
+
+        Args:
+            params: instead of the request's own.
+        """
+        params = params or request.params
+        if params.needs_history:
+            spread = self._spread(logits).split(1)
+            texts = [(*request.tokens, *path) for path in paths]
+            return Probs.stack([sampling.probs(r, params, text, request.num_prompt) for r, text in zip(spread, texts)])
+        if self._kept is not None and not (params.logit_bias or params.banned_tokens):
             law = sampling.probs(logits, params)
-            ids = self._kept[None] if law.ids is None else self._kept[law.ids]
+            ids = self._kept.expand(len(law), -1) if law.ids is None else self._kept[law.ids]
             return Probs(law.values, ids, self._vocab_size)
-        return sampling.probs(self._spread(logits), params, tokens, request.num_prompt)
+        return sampling.probs(self._spread(logits), params)
 
     def _spread(self, logits: Tensor) -> Tensor:
-        """Logits `[1, V']` over the target's ids `[1, V]`; -inf for ids that are not shared or not kept."""
+        """Logits `[R, V']` over the target's ids `[R, V]`; -inf for ids that are not shared or not kept."""
         if self._kept is not None:
-            spread = logits.new_full((1, self._vocab_size), -torch.inf)
+            spread = logits.new_full((len(logits), self._vocab_size), -torch.inf)
             spread[:, self._kept] = logits
             return spread
         if self._common == self._vocab_size == logits.shape[-1]:
@@ -182,10 +309,12 @@ class ModelDrafter:
         logits[:, self._common :] = -torch.inf
         return logits
 
-    @staticmethod
-    def _draft(request: DraftRequest, drawn: list[int], laws: list[Probs]) -> Draft:
+    def _draft(self, request: DraftRequest, drawn: list[int], laws: list[Probs]) -> Draft:
         if not drawn:
             return EMPTY_DRAFT
+        if self._by_string and self._bridge is not None:
+            said = self._bridge.to_target(request.tokens, self._contexts[request.id], drawn)
+            return Draft.chain(said[: request.max_nodes])
         if request.params.greedy:
             return Draft.chain(drawn)
         return Draft.chain(drawn, Probs.stack(laws), "independent")
@@ -201,10 +330,10 @@ def build(argument: str, context: DraftContext) -> ModelDrafter:
 
     from ..errors import OptionError
     from ..models import shrink
+    from ..models.bridge import find_bridge
     from ..models.forwards import make_forward
     from ..models.hf import load_model
     from ..models.linear import available
-    from ..models.vocab import common_vocabulary
 
     if not argument:
         raise OptionError("drafter 'model' needs a model, as in model:FOLDER")
@@ -215,12 +344,26 @@ def build(argument: str, context: DraftContext) -> ModelDrafter:
     if weights == "auto" and available("int8", loaded.model.dtype, loaded.model.device) is None:
         weights = "int8"
     num_outputs = loaded.vocab_size
-    common = common_vocabulary(
-        context.tokenizer, loaded.tokenizer, context.vocab_size, num_outputs, context.target_name, argument
+    common, bridge, by_string = find_bridge(
+        context.tokenizer,
+        loaded.tokenizer,
+        context.vocab_size,
+        num_outputs,
+        context.target_name,
+        argument,
+        context.cross_vocab,
     )
+    tree = growth.TreeOption.parse(context.draft_tree)
+    if by_string and tree is not None:
+        raise OptionError(f"{argument} drafts by matching strings, which makes chains: leave draft_tree out")
+    if bridge is not None and context.draft_vocab is not None:
+        raise OptionError(f"draft_vocab needs a drafter with the target's own vocabulary, which {argument} has not")
     kept = None
     if context.draft_layers is not None:
         shrink.keep_layers(loaded.model, context.draft_layers, argument)
+    if bridge is not None and not by_string:
+        kept = bridge.target_ids
+        shrink.keep_outputs(loaded.model, bridge.draft_ids)
     if context.draft_vocab is not None:
         if not 1 <= context.draft_vocab <= common:
             raise OptionError(f"draft_vocab must be a whole number from 1 to {common}, not {context.draft_vocab!r}")
@@ -235,5 +378,15 @@ def build(argument: str, context: DraftContext) -> ModelDrafter:
             stacklevel=2,
         )
     return ModelDrafter(
-        lm, context.vocab_size, common, context.eos_ids, f"model:{argument}", kept, context.draft_confidence
+        lm,
+        context.vocab_size,
+        common,
+        frozenset(loaded.eos_token_ids) if by_string else context.eos_ids,
+        f"model:{argument}",
+        kept,
+        context.draft_confidence,
+        tree,
+        context.draft_costs,
+        bridge,
+        by_string,
     )

@@ -14,9 +14,12 @@ A static or optimal shape is fixed before anything is drawn, and every drawn nod
 
 from __future__ import annotations
 
+import json
+import os
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import lru_cache
+from pathlib import Path
 from typing import Any, Literal, Protocol
 
 from ..errors import OptionError
@@ -177,16 +180,19 @@ class Costs:
 
     @staticmethod
     def read(document: Any) -> Costs:
-        """From the document that `draftproof bench --costs --json` writes: the target's v, the first drafter's c.
+        """From what `draftproof bench --costs --json` writes, the file or its content: the target's v, the first
+        drafter's c.
 
         Raises:
             OptionError: it is no such document.
         """
         try:
+            if isinstance(document, (str, os.PathLike)):
+                document = json.loads(Path(document).read_text(encoding="utf-8"))
             target = next(row for row in document["costs"] if row["role"] == "target")
             draft = next((float(row["c"]) for row in document["costs"] if row["role"] == "drafter"), 0.0)
             verify = tuple(sorted((int(m), float(v)) for m, v in target["v"].items()))
-        except (KeyError, TypeError, ValueError, StopIteration, AttributeError):
+        except (OSError, KeyError, TypeError, ValueError, StopIteration, AttributeError):
             verify, draft = (), 0.0
         if not verify or min(v for _, v in verify) <= 0 or draft < 0:
             raise OptionError("draft_costs must be what draftproof bench --costs --json writes, with the target's v")
