@@ -15,13 +15,18 @@ from draftproof.drafters.ngram import NgramDrafter
 from draftproof.drafters.none import NoDrafter
 from draftproof.errors import OptionError
 from draftproof.models import invariance
+from draftproof.models.attention import TorchAttention
 from draftproof.models.cached_lm import CachedLM
 from draftproof.models.forwards import make_forward
 from draftproof.models.hf import LoadedModel
 from draftproof.models.lean import LeanForward, unsupported
 from draftproof.models.masks import Block
+from draftproof.models.native import library
+from draftproof.models.native.attention import NativeAttention
 from draftproof.models.plugged import PluggedForward
 from draftproof.models.probe import check_forward
+from draftproof.models.rotary import Rotary
+from draftproof.models.slots import SlotStore
 from draftproof.types import Draft
 from engines import ModelTarget, engine, reference
 from test_cached_lm import KINDS, SMALL, made
@@ -135,11 +140,26 @@ def test_packed_weights_inside_a_transformers_model_change_nothing_but_rounding(
     torch.testing.assert_close(packed([Block(1, 1, [9])], "all").logits, plain([Block(1, 1, [9])], "all").logits)
 
 
-FORMATS = [(torch.float32, "packed"), (torch.bfloat16, "packed"), (torch.float32, "int8"), (torch.bfloat16, "int8")]
+native = pytest.mark.skipif(library.reason() is not None, reason=str(library.reason()))
+DTYPES = (torch.float32, torch.bfloat16)
+FORMATS = [
+    *((dtype, weights) for dtype in DTYPES for weights in ("packed", "int8")),
+    *(pytest.param(dtype, "int4", marks=native) for dtype in DTYPES),
+]
+
+
+@pytest.fixture(params=[pytest.param(True, marks=native), False], ids=["native", "torch"])
+def kernels(request, monkeypatch):
+    """Both ways of multiplying and attending: our own kernels, and torch's where those cannot be had."""
+    if not request.param:
+        monkeypatch.setattr(library, "reason", lambda: "turned off")
+    return request.param
 
 
 @pytest.mark.parametrize(("dtype", "weights"), FORMATS, ids=lambda v: str(v).removeprefix("torch."))
-def test_bit_exact_mode_holds_in_every_cpu_format(dtype, weights):
+def test_bit_exact_mode_holds_in_every_cpu_format(dtype, weights, kernels):
+    if weights == "int4" and not kernels:
+        pytest.skip("int4 needs the kernels")
     forward = make_forward(loaded(randomised(FAMILY["qwen3"], dtype)), weights=weights, bitwise=True)
     assert forward.bitwise and forward.weights == weights
     assert invariance.fault(forward) is None and invariance.attention_fault(forward) is None
@@ -154,7 +174,7 @@ def test_attention_is_bit_exact_at_every_length_for_common_head_shapes(heads):
         head_dim=width,
     )
     for dtype in (torch.float32, torch.bfloat16):
-        forward = LeanForward(tiny_model(config, 0).to(dtype), 64, "packed", bitwise=True)
+        forward = LeanForward(tiny_model(config, 0).to(dtype), 64, "packed", bitwise=True, native=False)
         assert invariance.attention_fault(forward) is None
 
 
@@ -167,7 +187,7 @@ def test_bit_exact_mode_is_refused_with_the_reason_where_kernels_do_not_allow_it
 
 
 @pytest.mark.parametrize("lean", [True, False], ids=["lean", "transformers"])
-@pytest.mark.parametrize("weights", ["dense", "packed", "int8"])
+@pytest.mark.parametrize("weights", ["dense", "packed", "int8", pytest.param("int4", marks=native)])
 def test_greedy_text_equals_plain_text_in_every_format_of_both_forwards(weights, lean):
     """Each format against a plain loop over the same forward, which recomputes the whole prefix every time."""
     forward = make_forward(loaded(tiny_llama(9)), weights=weights, lean=lean)
@@ -180,7 +200,7 @@ def test_greedy_text_equals_plain_text_in_every_format_of_both_forwards(weights,
         run = engine(target, drafter, max_draft=4, max_batch=4)
         assert [r.token_ids for r in run.generate(prompts, params)] == expected
         assert [run.generate([p], params)[0].token_ids for p in prompts] == expected
-    if weights != "int8":
+    if weights not in ("int8", "int4"):
         plain = ModelTarget(tiny_llama(9))
         assert expected == [reference(plain, prompt, params) for prompt in prompts]
 
@@ -215,3 +235,58 @@ def test_the_weights_are_held_once():
     LeanForward(model, 64, "packed")
     kept = {name for name, _ in model.named_parameters()}
     assert all("norm" in name or "embed" in name for name in kept)
+
+
+@native
+@pytest.mark.parametrize("dtype", DTYPES, ids=str)
+@pytest.mark.parametrize("heads", [(12, 2, 128), (14, 2, 64), (9, 3, 64), (4, 4, 24), (2, 1, 256)], ids=str)
+@torch.inference_mode()
+def test_the_attention_kernel_gives_what_torch_gives(heads, dtype):
+    """Chains, a tree, ragged rows and a grown tree beside torch's attention: outputs, keys and values."""
+    query_heads, kv_heads, width = heads
+    generator = torch.Generator().manual_seed(0)
+    size = (query_heads + 2 * kv_heads) * width
+    scale = 1 + 0.1 * torch.randn(query_heads + kv_heads, width, generator=generator)
+
+    def embedding(like, positions):
+        angles = positions[0, :, None] * torch.logspace(0, -3, width // 2)
+        angles = torch.cat([angles, angles], -1)[None]
+        return angles.cos().to(like.dtype), angles.sin().to(like.dtype)
+
+    made = []
+    for kind in (NativeAttention, TorchAttention):
+        cache = SlotStore(1, kv_heads, width, dtype, torch.device("cpu"))
+        rotary = Rotary(embedding, width, 4096, torch.float32 if kind is NativeAttention else dtype, cache.device)
+        made.append((kind(query_heads, kv_heads, width, 1e-6, cache, rotary), cache))
+    passes = [
+        [Block(0, 0, [0] * 70), Block(1, 0, [0] * 5)],
+        [Block(0, 70, [0] * 4), Block(1, 5, [0] * 6, [-1, 0, 0, 1, 1, 2])],
+        [Block(1, 5, [0] * 9, [-1, 0, 0, 1, 1, 2, 3, 3, 5], 6), Block(0, 74, [0])],
+    ]
+    tolerance = 1e-5 if dtype == torch.float32 else 0.03
+    for blocks in passes:
+        qkv = torch.randn(sum(len(block.queries) for block in blocks), size, generator=generator).to(dtype)
+        outs = [attention(0, qkv, scale, attention.plan(blocks)) for attention, _ in made]
+        torch.testing.assert_close(outs[0], outs[1], rtol=tolerance, atol=tolerance)
+    for row, length in ((0, 75), (1, 14)):
+        for one, other in zip(*(cache.row(row)[0] for _, cache in made)):
+            torch.testing.assert_close(one[:, :length], other[:, :length], rtol=tolerance, atol=tolerance)
+
+
+@native
+def test_the_attention_kernel_gives_a_tree_the_bits_of_its_paths():
+    """Every node of a tree against its path alone, on long and odd contexts."""
+    forward = LeanForward(randomised(FAMILY["qwen3"], torch.bfloat16), 2048, "packed", bitwise=True)
+    parents = (-1, 0, 0, 1, 2, 2, 4)
+    for start in (1, 15, 130, 517):
+        text = [(7 * i * i + 3) % 90 for i in range(start)]
+        for row in (0, 1):
+            forward([Block(row, 0, text)], "none")
+        tokens = [11, 12, 13, 14, 15, 16, 17]
+        tree = forward([Block(0, start, tokens, parents)], "all").logits
+        for node, _ in enumerate(parents):
+            path = [node]
+            while parents[path[0]] >= 0:
+                path.insert(0, parents[path[0]])
+            alone = forward([Block(1, start, [tokens[i] for i in path])], "last").logits[0]
+            assert torch.equal(tree[node], alone)

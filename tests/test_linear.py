@@ -2,11 +2,15 @@
 
 from __future__ import annotations
 
+from functools import partial
+
 import pytest
 import torch
 
 from draftproof.errors import OptionError
-from draftproof.models.linear import FORMATS, DenseLinear, Int8Linear, available, maker
+from draftproof.models.linear import FORMATS, DenseLinear, Int8Linear, PackedLinear, Prepared, available, maker
+from draftproof.models.native import library
+from draftproof.models.native.product import NativeLinear
 
 CPU = torch.device("cpu")
 SHAPES = [(96, 64), (1, 32), (257, 33), (512, 128)]
@@ -37,48 +41,116 @@ def test_packed_equals_dense_up_to_rounding(shape, dtype, bias):
         assert packed(x, addend).dtype == dtype
 
 
-def int8_bound(weight, x):
-    """The bound in the module's docstring, `[M, N]`; s_x at its largest, max|x| / 125."""
-    w, v = weight.double().abs(), x.double().abs()
-    s_w, s_x = w.amax(1) / 127, v.amax(1) / 125
-    return v.sum(1)[:, None] * s_w / 2 + s_x[:, None] * w.sum(1) / 2 + w.shape[1] * s_x[:, None] * s_w / 4
+native = pytest.mark.skipif(library.reason() is not None, reason=str(library.reason()))
+
+
+def bound(weight, x, bits=8, group=None):
+    """The bound in the module's docstring, `[M, N]`, group by group (None: one group); s_x at its largest."""
+    total = 0.0
+    group = group or weight.shape[1]
+    for w, v in zip(weight.double().split(group, 1), x.double().split(group, 1)):
+        s_x = v.abs().amax(1) / (125 if bits == 8 else 127)
+        if bits == 8:
+            e_w = 1.006 * w.abs().amax(1) / 127 / 2
+        else:
+            e_w = 1.006 * (w.amax(1).clamp(min=0) - w.amin(1).clamp(max=0)) / 15 * 17 / 32
+        v, w = v.abs(), w.abs()
+        total = total + v.sum(1)[:, None] * e_w + s_x[:, None] * w.sum(1) / 2 + w.shape[1] * s_x[:, None] * e_w / 2
+    return total
+
+
+FORMS = [
+    pytest.param(Int8Linear, 8, None, id="int8 oneDNN"),
+    pytest.param(partial(NativeLinear, 8), 8, 64, id="int8 native", marks=native),
+    pytest.param(partial(NativeLinear, 4), 4, 32, id="int4 native", marks=native),
+]
 
 
 @pytest.mark.parametrize("shape", SHAPES, ids=str)
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16], ids=str)
-@pytest.mark.parametrize("kind", ["plain", "outliers", "zero row", "huge", "tiny"])
-def test_int8_stays_within_its_error_bound(shape, dtype, kind):
+@pytest.mark.parametrize("kind", ["plain", "outliers", "zero row", "huge", "tiny", "positive weights"])
+@pytest.mark.parametrize(("form", "bits", "group"), FORMS)
+def test_rounded_weights_stay_within_their_error_bound(shape, dtype, kind, form, bits, group):
     weight, bias = layer(shape, dtype)
     x = rows(4, shape[1], dtype)
     if kind == "outliers":
         x[1, 3], weight[0, 5] = 300, -40
     if kind == "zero row":
         x[2], weight[0] = 0, 0
+    if kind == "positive weights":
+        weight = weight.abs() + 1
     if kind in ("huge", "tiny"):
         x *= 1e4 if kind == "huge" else 1e-4
     add = rows(4, shape[0], dtype, 2)
     for b, addend in ((None, None), (bias, None), (None, add), (bias, add)):
-        made = Int8Linear(weight, b)
+        made = form(weight, b)
         y = made(x, addend).double()
         right = DenseLinear(weight.double(), None if b is None else b.double())(
             x.double(), None if addend is None else addend.double()
         )
         rounding = 3 * torch.finfo(dtype).eps * (right.abs() + 10 + right.abs().amax(1, keepdim=True))
         assert torch.isfinite(y).all()
-        assert ((y - right).abs() <= int8_bound(weight, x) + rounding).all()
+        assert ((y - right).abs() <= bound(weight, x, bits, group) + rounding).all()
 
 
-def test_int8_leaves_its_input_alone():
+@pytest.mark.parametrize(("form", "bits", "group"), FORMS)
+def test_a_product_leaves_its_input_alone(form, bits, group):
     weight, _ = layer((96, 64), torch.float32)
     x = rows(3, 64, torch.float32)
     before = x.clone()
-    Int8Linear(weight)(x)
+    form(weight)(x)
     assert torch.equal(x, before)
 
 
+@native
+@pytest.mark.parametrize("shape", SHAPES, ids=str)
+def test_the_native_bfloat16_product_is_exact_up_to_rounding(shape):
+    weight, bias = layer(shape, torch.bfloat16)
+    x, add = rows(11, shape[1], torch.bfloat16), rows(11, shape[0], torch.bfloat16, 2)
+    right = x.double() @ weight.double().T + bias.double() + add.double()
+    y = NativeLinear(16, weight, bias)(x, add)
+    assert (
+        (y.double() - right).abs() <= right.abs() * 2**-8 + 1e-5 * (x.double().abs() @ weight.double().abs().T)
+    ).all()
+
+
+@native
+@pytest.mark.parametrize("bits", [16, 8, 4])
+@pytest.mark.parametrize("kind", ["norm", "gate"])
+def test_a_norm_or_gate_inside_the_native_product_is_the_one_of_torch(bits, kind):
+    """Against torch's operators in front of the same product, to the rounding of their bfloat16 result."""
+    weight, bias = layer((96, 80), torch.bfloat16)
+    x = rows(5, 80 if kind == "norm" else 160, torch.bfloat16)
+    norm = ((1 + 0.1 * torch.randn(80, generator=torch.Generator().manual_seed(3))).bfloat16(), 1e-5)
+    options = {"norm": norm, "gated": False} if kind == "norm" else {"norm": None, "gated": True}
+    inside = NativeLinear(bits, weight, bias, **options)(x).double()
+    around = Prepared(NativeLinear(bits, weight, bias), **options)(x).double()
+    assert (inside - around).abs().max() <= 0.02 * around.abs().max()
+
+
+def test_without_the_kernels_torchs_own_do_the_work(monkeypatch):
+    monkeypatch.setattr(library, "reason", lambda: "there is no compiler")
+    weight, bias = layer((96, 64), torch.bfloat16)
+    assert type(maker("packed", torch.bfloat16, CPU)[1](weight, bias)) is PackedLinear
+    assert type(maker("int8", torch.bfloat16, CPU)[1](weight, bias)) is Int8Linear
+    with pytest.raises(OptionError, match="int4 weights cannot be had: there is no compiler"):
+        maker("int4", torch.bfloat16, CPU)
+
+
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16], ids=str)
-@pytest.mark.parametrize("name", ["packed", "int8"])
-def test_a_row_has_the_same_bits_whatever_number_of_rows_shares_the_product(name, dtype):
+@pytest.mark.parametrize(
+    ("name", "own"),
+    [
+        pytest.param("packed", True, marks=native),
+        pytest.param("int8", True, marks=native),
+        pytest.param("int4", True, marks=native),
+        ("packed", False),
+        ("int8", False),
+    ],
+)
+def test_a_row_has_the_same_bits_whatever_number_of_rows_shares_the_product(name, dtype, own, monkeypatch):
+    if not own:
+        monkeypatch.setattr(library, "reason", lambda: "turned off")
     weight, bias = layer((384, 256), dtype)
     made = maker(name, dtype, CPU)[1](weight, bias)
     x, add = rows(40, 256, dtype), rows(40, 384, dtype, 2)
@@ -89,7 +161,7 @@ def test_a_row_has_the_same_bits_whatever_number_of_rows_shares_the_product(name
 
 
 def test_formats_are_chosen_and_refused_with_a_reason():
-    for name in FORMATS:
+    for name in FORMATS if library.reason() is None else FORMATS[:-1]:
         assert maker(name, torch.float32, CPU)[0] == name
     assert maker("auto", torch.bfloat16, CPU)[0] == "packed"
     assert maker("auto", torch.float64, CPU)[0] == "dense"
@@ -97,5 +169,5 @@ def test_formats_are_chosen_and_refused_with_a_reason():
     assert "need the CPU" in available("packed", torch.float32, torch.device("cuda"))
     with pytest.raises(OptionError, match="packed weights need bfloat16 or float32, not float16"):
         maker("packed", torch.float16, CPU)
-    with pytest.raises(OptionError, match="unknown weights 'int4'"):
-        maker("int4", torch.float32, CPU)
+    with pytest.raises(OptionError, match="unknown weights 'int3'"):
+        maker("int3", torch.float32, CPU)

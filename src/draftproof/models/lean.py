@@ -2,16 +2,14 @@
 
 Llama, Mistral (without a window), Qwen2 and Qwen3 share one layer: norm, attention with rotary positions, norm, gated
 MLP. transformers runs it with about fifty operators and copies of the cache; here tokens of all rows are one flat
-`[T, H]` through the linear maps, query/key/value are one product, gate and up another, residuals are added inside the
-product, and attention reads each row's own slots. It equals transformers' forward up to rounding (`plugged` is the
-oracle), on any device.
+`[T, H]` through five steps a layer: query/key/value as one product behind its norm, attention over each row's own slots
+(our own kernel where it can be had, else torch's), the output product with the residual added inside, gate and up as
+one product behind its norm, and the product behind the gate, again with its residual. It equals transformers' forward
+up to rounding (`plugged` is the oracle), on any device.
 
-Bit-exact mode: a token's result must not depend on what shares the pass. Packed and int8 products are row-wise
-identical from 2 rows on. Attention is called per row: over slots rounded up to a multiple of 512, the block in which
-torch's CPU kernel adds keys up, and with at most 16 queries, padded so that its last block of 32 rows is never so short
-that another kernel takes it. A tree is run as the chains it consists of, one after another over the same slots, so that
-every token finds the keys of its path where they lie when the path is fed alone: masked slots in between would change
-the order of the sums. `invariance.fault` tries all that out on the model itself.
+Bit-exact mode: a token's result must not depend on what shares the pass. Packed, int8 and int4 products are row-wise
+identical, our own attention kernel is by its making, torch's where `attention` calls it with care. `invariance` tries
+all that out on the model itself.
 """
 
 from __future__ import annotations
@@ -22,18 +20,17 @@ from typing import Any
 
 import torch
 from torch import Tensor
-from torch.nn.functional import rms_norm, scaled_dot_product_attention, silu
 
-from .linear import Linear, maker
+from ..errors import OptionError
+from .attention import Attention, TorchAttention
+from .linear import Linear, Make, maker
 from .masks import Block
+from .native.attention import NativeAttention
 from .passes import PassOutput, Want
+from .rotary import Rotary
 from .slots import SlotStore
 
 FAMILY = ("LlamaForCausalLM", "MistralForCausalLM", "Qwen2ForCausalLM", "Qwen3ForCausalLM")
-_GRAIN = 16  # slots per attention call are a multiple of this
-_BLOCK = 512  # ... and of this in bit-exact mode: the kernel's block of keys
-_QUERIES = 16  # queries per attention call in bit-exact mode
-_ROWS, _LEAST = 32, 4  # the kernel's block of query rows, and the fewest that its last block may have
 
 
 def unsupported(model: Any) -> str | None:
@@ -57,35 +54,16 @@ def unsupported(model: Any) -> str | None:
 
 @dataclass(frozen=True)
 class _Layer:
-    """One decoder layer's weights. `head_scale` `[nq + nkv, D]` holds Qwen3's query and key norms, or is None."""
+    """One decoder layer's weights, norms and gate inside the maps that read them.
 
-    input_norm: Tensor
+    `head_scale` float32 `[heads + kv_heads, D]` holds Qwen3's query and key norms, or is None.
+    """
+
     qkv: Linear
     head_scale: Tensor | None
     output: Linear
-    mlp_norm: Tensor
     gate_up: Linear
     down: Linear
-
-
-@dataclass(frozen=True)
-class _View:
-    """One row's share of a pass: tokens [first, last) of the flat batch, its cache by layer, and what each may see."""
-
-    first: int
-    last: int
-    start: int
-    cache: list[tuple[Tensor, Tensor]]
-    chunks: tuple[tuple[int, int, int, Tensor], ...]  # first and last query, number of slots, mask [1, 1, g * n, S]
-
-
-@dataclass(frozen=True)
-class _Tree:
-    """A tree that was run as chains: where its tokens lie in the flat batch, and where its keys and values belong."""
-
-    places: Tensor
-    start: int
-    cache: list[tuple[Tensor, Tensor]]
 
 
 class LeanForward:
@@ -94,31 +72,58 @@ class LeanForward:
     Args:
         model: a transformers model of the family; its weights are taken out of it, layer by layer.
         max_length: number of positions the model knows.
-        weights: "auto" (packed on the CPU, dense elsewhere), "dense", "packed" or "int8".
+        weights: "auto" (packed on the CPU, dense elsewhere), "dense", "packed", "int8" or "int4".
         bitwise: make every token's result independent of what shares the pass (`invariance` tries it out).
+        native: attend by our own kernel; None is wherever it can be had.
+
+    Raises:
+        OptionError: a format or kernel that cannot be had here.
     """
 
-    def __init__(self, model: Any, max_length: int, weights: str = "auto", *, bitwise: bool = False):
+    def __init__(
+        self,
+        model: Any,
+        max_length: int,
+        weights: str = "auto",
+        *,
+        bitwise: bool = False,
+        native: bool | None = None,
+    ):
         config = model.config
         self.max_length = max_length
         self.device: torch.device = model.device
         self.dtype: torch.dtype = model.dtype
         self.weights, make = maker(weights, self.dtype, self.device)
+        fine = maker("int8", self.dtype, self.device)[1] if self.weights == "int4" else make  # what 4 bits hurt most
         self.taps: tuple[int, ...] = ()  # record the hidden state that enters these layers (num_layers: the last one)
-        self._heads, self._kv_heads = config.num_attention_heads, config.num_key_value_heads
-        self._width = getattr(config, "head_dim", None) or config.hidden_size // self._heads
-        self._eps = config.rms_norm_eps
+        heads, kv_heads = config.num_attention_heads, config.num_key_value_heads
+        width = getattr(config, "head_dim", None) or config.hidden_size // heads
+        eps = config.rms_norm_eps
         body = model.model
         self._embedding: Tensor = body.embed_tokens.weight
         self.vocab_size = self._embedding.shape[0]
-        self._rotary = body.rotary_emb
-        self._layers = [_take_layer(layer, make) for layer in body.layers]
-        self._norm: Tensor = body.norm.weight
-        self._head: Linear = _take([model.lm_head], make)
+        self._layers = [_take_layer(layer, make, fine, eps) for layer in body.layers]
+        self._head: Linear = _take([model.lm_head], fine, norm=(body.norm.weight.detach(), eps))
         self._min_rows = max(linear.min_rows for linear in self._linears())
+        self.cache = SlotStore(len(self._layers), kv_heads, width, self.dtype, self.device)
+        reason = NativeAttention.unsupported(width, self.dtype, self.device)
+        if native and reason:
+            raise OptionError(reason)
+        own = reason is None if native is None else native
+        rotary = Rotary(body.rotary_emb, width, max_length, torch.float32 if own else self.dtype, self.device)
+        self.attention: Attention
+        self.attention = (NativeAttention if own else TorchAttention)(heads, kv_heads, width, eps, self.cache, rotary)
         self.bitwise = bitwise
-        self._cos, self._sin = self._table(256)
-        self.cache = SlotStore(len(self._layers), self._kv_heads, self._width, self.dtype, self.device)
+
+    @property
+    def bitwise(self) -> bool:
+        return self._bitwise
+
+    @bitwise.setter
+    def bitwise(self, wanted: bool) -> None:
+        self._bitwise = wanted
+        if isinstance(self.attention, TorchAttention):
+            self.attention.bitwise = wanted
 
     @property
     def num_bytes(self) -> int:
@@ -130,60 +135,29 @@ class LeanForward:
         return [*parts, self._head]
 
     @property
-    def shape(self) -> tuple[int, int, int]:
-        """Query heads, key heads, width of a head."""
-        return self._heads, self._kv_heads, self._width
-
-    @property
     def chunk(self) -> int:
-        """Prompt tokens per pass; products of more than 160 rows may take another kernel."""
-        return 128 if self.bitwise else 512
+        """Prompt tokens per pass."""
+        return self.attention.chunk
 
     @torch.inference_mode()
     def __call__(self, blocks: Sequence[Block], want: Want) -> PassOutput:
         """See `passes.Forward`."""
         sizes = [len(block.queries) for block in blocks]
         num_tokens = sum(sizes)
-        self._reserve(blocks)
-        chains, order, trees = self._chains(blocks) if self.bitwise else (blocks, None, [])
-        ids = [token for block in chains for token in block.queries]
-        positions = [block.start + depth for block in chains for depth in block.depths()[block.fed :]]
-        padding = max(0, self._min_rows - num_tokens)
-        index = torch.tensor(positions + [0] * padding, device=self.device)
-        views = self._views(chains)
-        highest = max(positions)
-        if highest >= len(self._cos):
-            self._cos, self._sin = self._table(2 * highest)
-        cos, sin = self._cos[index], self._sin[index]
-        x = self._embedding[torch.tensor(ids + [0] * padding, device=self.device)]
+        ids = [token for block in blocks for token in block.queries]
+        ids += [0] * (self._min_rows - num_tokens)
+        plan = self.attention.plan(blocks)
+        x = self._embedding[torch.tensor(ids, device=self.device)]
         tapped = []
         for number, layer in enumerate(self._layers):
             if number in self.taps:
-                tapped.append(x[:num_tokens] if order is None else x[order])
-            x = self._layer(number, layer, x, cos, sin, views, trees)
-        if order is not None:
-            x = x[order]
+                tapped.append(x[:num_tokens])
+            x = layer.output(self.attention(number, layer.qkv(x), layer.head_scale, plan), x)
+            x = layer.down(layer.gate_up(x), x)
         if len(self._layers) in self.taps:
             tapped.append(x[:num_tokens])
         logits = self._logits(x, sizes, want)
         return PassOutput(logits, torch.cat(tapped, dim=-1) if tapped else None)
-
-    def _chains(self, blocks: Sequence[Block]) -> tuple[list[Block], Tensor | None, list[_Tree]]:
-        """Trees as chains, depth first; where each token of the blocks went (None: nowhere else); and the trees."""
-        if all(block.parents is None for block in blocks):
-            return list(blocks), None, []
-        chains, order, trees, first = [], [], [], 0
-        for block in blocks:
-            assert not block.fed, "bit-exact passes feed a tree whole"
-            runs = block.runs()
-            chains += [Block(block.row, block.start + depth, [block.tokens[i] for i in run]) for depth, run in runs]
-            walked = torch.tensor([i for _, run in runs for i in run], dtype=torch.long)
-            places = first + walked.argsort()
-            order.append(places)
-            first += len(walked)
-            if block.parents is not None:
-                trees.append(_Tree(places.to(self.device), block.start, self.cache.row(block.row)))
-        return chains, torch.cat(order).to(self.device), trees
 
     def _logits(self, x: Tensor, sizes: Sequence[int], want: Want) -> Tensor:
         num_tokens = sum(sizes)
@@ -194,144 +168,36 @@ class LeanForward:
             x, num_tokens = x[ends.to(x.device)], len(sizes)
         if len(x) < self._min_rows:
             x = torch.cat([x, x[:1].expand(self._min_rows - len(x), -1)])
-        return self._head(rms_norm(x, self._norm.shape, self._norm, self._eps))[:num_tokens]
-
-    def _layer(
-        self,
-        number: int,
-        layer: _Layer,
-        x: Tensor,
-        cos: Tensor,
-        sin: Tensor,
-        views: Sequence[_View],
-        trees: Sequence[_Tree],
-    ) -> Tensor:
-        heads, kv_heads, width = self._heads, self._kv_heads, self._width
-        shape = layer.input_norm.shape
-        qkv = layer.qkv(rms_norm(x, shape, layer.input_norm, self._eps)).view(len(x), heads + 2 * kv_heads, width)
-        qk = qkv[:, : heads + kv_heads]
-        if layer.head_scale is not None:
-            qk = rms_norm(qk, (width,), None, self._eps) * layer.head_scale
-        qk = torch.addcmul(qk * cos, torch.roll(qk, width // 2, -1), sin)
-        mixed = []
-        for view in views:
-            keys, values = view.cache[number]
-            end = view.start + view.last - view.first
-            keys[:, view.start : end] = qk[view.first : view.last, heads:].transpose(0, 1)
-            values[:, view.start : end] = qkv[view.first : view.last, heads + kv_heads :].transpose(0, 1)
-            for first, last, span, mask in view.chunks:
-                q = qk[first:last, :heads]
-                mixed.append(self.attend(q, keys[None, :, :span], values[None, :, :span], mask))
-        for tree in trees:
-            keys, values = tree.cache[number]
-            end = tree.start + len(tree.places)
-            keys[:, tree.start : end] = qk[tree.places, heads:].transpose(0, 1)
-            values[:, tree.start : end] = qkv[tree.places, heads + kv_heads :].transpose(0, 1)
-        if len(x) > views[-1].last:  # rows that pad the product
-            mixed.append(mixed[-1].new_zeros(len(x) - views[-1].last, heads * width))
-        x = layer.output(mixed[0] if len(mixed) == 1 else torch.cat(mixed), x)
-        gate_up = layer.gate_up(rms_norm(x, shape, layer.mlp_norm, self._eps))
-        gate, up = gate_up.chunk(2, dim=-1)
-        return layer.down(silu(gate).mul_(up), x)
-
-    def attend(self, q: Tensor, keys: Tensor, values: Tensor, mask: Tensor) -> Tensor:
-        """q `[n, heads, D]`, keys and values `[1, kv_heads, S, D]`, mask `[1, 1, g * m, S]`, m >= n; `[n, heads * D]`.
-
-        Heads that share keys become more queries of one head, so each key is read once.
-        """
-        num, group = len(q), self._heads // self._kv_heads
-        padded = mask.shape[2] // group
-        q = q.view(num, self._kv_heads, group, self._width).permute(1, 2, 0, 3)
-        if padded > num:
-            q = torch.nn.functional.pad(q, (0, 0, 0, padded - num))
-        q = q.reshape(1, self._kv_heads, group * padded, self._width)
-        out = scaled_dot_product_attention(q, keys, values, attn_mask=mask)
-        out = out.view(self._kv_heads, group, padded, self._width)[:, :, :num]
-        return out.permute(2, 0, 1, 3).reshape(num, -1)
-
-    def _reserve(self, blocks: Sequence[Block]) -> None:
-        """Room in the cache for the blocks, and for attention over whole grains of slots."""
-        slots = max(block.start + len(block.tokens) for block in blocks)
-        grain = _BLOCK if self.bitwise else _GRAIN
-        self.cache.reserve(max(block.row for block in blocks) + 1, -(-slots // grain) * grain)
-
-    def _views(self, blocks: Sequence[Block]) -> list[_View]:
-        """Where each row's tokens go and what they see, once for all layers."""
-        views, first = [], 0
-        for block in blocks:
-            size = len(block.queries)
-            sees = block.sees()[block.fed :]
-            chunks = []
-            step = _QUERIES if self.bitwise else size
-            for begin in range(0, size, step):
-                stop = min(begin + step, size)
-                chunks.append((first + begin, first + stop, *self.sight(block, sees, begin, stop)))
-            start = block.start + block.fed
-            views.append(_View(first, first + size, start, self.cache.row(block.row), tuple(chunks)))
-            first += size
-        return views
-
-    def sight(self, block: Block, sees: Tensor, begin: int, stop: int) -> tuple[int, Tensor]:
-        """S, and the additive mask `[1, 1, g * m, S]` of queries [begin, stop) of a block; padding sees slot 0.
-
-        `sees` `[Q, n]`: which of the block's n tokens each query sees.
-        """
-        reach = block.start + (block.fed + stop if block.parents is None else len(block.tokens))
-        grain = _BLOCK if self.bitwise else _GRAIN
-        span = -(-reach // grain) * grain
-        num = self.padded(stop - begin)
-        mask = torch.full((num, span), -torch.inf, dtype=self.dtype)
-        mask[: stop - begin, : block.start] = 0
-        own = min(span - block.start, len(block.tokens))
-        mask[: stop - begin, block.start : block.start + own].masked_fill_(sees[begin:stop, :own], 0)
-        mask[stop - begin :, 0] = 0
-        return span, mask.to(self.device).repeat(self._heads // self._kv_heads, 1)[None, None]
-
-    def padded(self, num: int) -> int:
-        """Queries to attend with so that `num` of them get the bits that each gets alone."""
-        group = self._heads // self._kv_heads
-        while self.bitwise and 0 < group * num % _ROWS < _LEAST:
-            num += 1
-        return num
-
-    def _table(self, size: int) -> tuple[Tensor, Tensor]:
-        """cos and signed sin `[P, 1, D]` from the model's own rotary embedding: rotating is q * cos + roll(q) * sin."""
-        size = min(self.max_length, max(256, size))
-        positions = torch.arange(size, device=self.device)[None]
-        with torch.inference_mode():
-            cos, sin = self._rotary(self._norm.new_zeros(1, 1), positions)
-        sign = torch.ones(self._width, dtype=sin.dtype, device=self.device)
-        sign[: self._width // 2] = -1
-        return cos[0][:, None].clone(), (sin[0] * sign)[:, None]
+        return self._head(x)[:num_tokens]
 
 
-def _take(modules: Sequence[Any], make: Any) -> Linear:
+def _take(modules: Sequence[Any], make: Make, norm: tuple[Tensor, float] | None = None, gated: bool = False) -> Linear:
     """One linear map from several of the same input; the modules give their weights up, so none is held twice."""
     weights = [module.weight.detach() for module in modules]
     biases = [None if module.bias is None else module.bias.detach() for module in modules]
     for module in modules:
         module.weight = module.bias = None
     weight = torch.cat(weights) if len(weights) > 1 else weights[0]
-    if all(bias is None for bias in biases):
-        return make(weight, None)
-    filled = [w.new_zeros(len(w)) if bias is None else bias for w, bias in zip(weights, biases)]
-    return make(weight, torch.cat(filled))
+    bias = None
+    if any(bias is not None for bias in biases):
+        bias = torch.cat([w.new_zeros(len(w)) if b is None else b for w, b in zip(weights, biases)])
+    return make(weight, bias, norm=norm, gated=gated)
 
 
-def _take_layer(layer: Any, make: Any) -> _Layer:
+def _take_layer(layer: Any, make: Make, fine: Make, eps: float) -> _Layer:
     attention, mlp = layer.self_attn, layer.mlp
     heads = attention.q_proj.out_features // attention.head_dim
     kv_heads = attention.k_proj.out_features // attention.head_dim
     scale = None
     if hasattr(attention, "q_norm"):
         q_norm, k_norm = attention.q_norm.weight.detach(), attention.k_norm.weight.detach()
-        scale = torch.cat([q_norm.expand(heads, -1), k_norm.expand(kv_heads, -1)])
+        scale = torch.cat([q_norm.expand(heads, -1), k_norm.expand(kv_heads, -1)]).float()
+    input_norm = (layer.input_layernorm.weight.detach(), eps)
+    mlp_norm = (layer.post_attention_layernorm.weight.detach(), eps)
     return _Layer(
-        input_norm=layer.input_layernorm.weight.detach(),
-        qkv=_take([attention.q_proj, attention.k_proj, attention.v_proj], make),
+        qkv=_take([attention.q_proj, attention.k_proj, attention.v_proj], fine, norm=input_norm),
         head_scale=scale,
         output=_take([attention.o_proj], make),
-        mlp_norm=layer.post_attention_layernorm.weight.detach(),
-        gate_up=_take([mlp.gate_proj, mlp.up_proj], make),
-        down=_take([mlp.down_proj], make),
+        gate_up=_take([mlp.gate_proj, mlp.up_proj], make, norm=mlp_norm),
+        down=_take([mlp.down_proj], make, gated=True),
     )

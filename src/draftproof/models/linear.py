@@ -1,37 +1,76 @@
 """Weight formats behind one interface: y = x W^T + b, with an optional addend.
 
     dense    torch's own layer; runs anywhere; the oracle of the others
-    packed   oneDNN's blocked layout, bf16 and fp32 on the CPU; exact, and on this kernel each row of the result is
-             bit-identical for every number of rows from 2 on
-    int8     per-channel weights, per-token dynamic activations (VNNI); reads half the bytes of bf16
+    packed   a blocked layout, exact: bfloat16 by our own kernel where it can be had, else oneDNN's (and its float32)
+    int8     8-bit weights and activations: our own kernel (a scale per output and group of 64 inputs, activations
+             rounded per token and group), else oneDNN's (a scale per output, activations rounded per token)
+    int4     4-bit weights with a scale and zero point per output and group of 32 inputs, 8-bit activations per token
+             and group; our own kernel only
 
-int8 error: with weights rounded to s_w q_w, |q_w| <= 127, and activations to s_x q_x, an output differs from the
-dense one by at most  sum_k ( |x_k| s_w / 2 + |w_k| s_x / 2 + s_w s_x / 4 )  before the result itself is rounded to its
-dtype; s_w = max|w| / 127 per output channel, s_x <= max|x| / 125 per token.
+Each row of a packed, int8 or int4 product is bit-identical for every number of rows from `min_rows` on.
+
+Errors: with weights rounded to within e_w and activations to within s_x / 2, an output differs from the dense one by at
+most  sum_k ( |x_k| e_w + |w_k| s_x / 2 + e_w s_x / 2 )  before the result itself is rounded to its dtype. int8: e_w =
+s_w / 2, s_w <= 1.006 max|w| / 127 over the group or channel, s_x <= max|x| / 125 over the group or token. int4: e_w =
+17/32 s_w, s_w <= 1.006 (max(w, 0) - min(w, 0)) / 15 over the group, s_x = max|x| / 127 over the group.
 """
 
 from __future__ import annotations
 
 from collections.abc import Callable
-from typing import Any, Protocol
+from functools import partial
+from typing import Protocol
 
 import torch
 from torch import Tensor
+from torch.nn.functional import rms_norm, silu
 
 from ..errors import OptionError
+from .native import library
+from .native.product import NativeLinear
 
-FORMATS = ("dense", "packed", "int8")
+FORMATS = ("dense", "packed", "int8", "int4")
 
 
 class Linear(Protocol):
-    """One linear map over the rows of x."""
+    """One linear map over the rows of x, perhaps behind a norm or a gate."""
 
     num_bytes: int  # read per pass
     min_rows: int  # with fewer rows another kernel may run: pad
 
     def __call__(self, x: Tensor, add: Tensor | None = None) -> Tensor:
-        """x `[M, K]`, add `[M, N]` or None; returns `[M, N]` in x's dtype."""
+        """x `[M, K]` (behind a gate `[M, 2 K]`), add `[M, N]` or None; returns `[M, N]` in x's dtype."""
         ...
+
+
+class Make(Protocol):
+    """Makes a linear map from weight `[N, K]` and bias `[N]` or None."""
+
+    def __call__(
+        self, weight: Tensor, bias: Tensor | None, *, norm: tuple[Tensor, float] | None = None, gated: bool = False
+    ) -> Linear:
+        """norm: x is first divided by its root mean square (with this eps) and multiplied by a scale `[K]`.
+
+        gated: x is `[M, 2 K]`, the map reads silu of its first half times its second.
+        """
+        ...
+
+
+class Prepared:
+    """A linear map behind a norm or a gate, in torch's own operators."""
+
+    def __init__(self, inner: Linear, norm: tuple[Tensor, float] | None, gated: bool):
+        self._inner, self._norm, self._gated = inner, norm, gated
+        self.num_bytes, self.min_rows = inner.num_bytes, inner.min_rows
+
+    def __call__(self, x: Tensor, add: Tensor | None = None) -> Tensor:
+        if self._norm is not None:
+            scale, eps = self._norm
+            x = rms_norm(x, scale.shape, scale, eps)
+        if self._gated:
+            gate, up = x.chunk(2, dim=-1)
+            x = silu(gate).mul_(up)
+        return self._inner(x, add)
 
 
 class DenseLinear:
@@ -52,7 +91,7 @@ class DenseLinear:
 class PackedLinear:
     """oneDNN's blocked weight layout, the addend fused into the product."""
 
-    min_rows = 2
+    min_rows = 4  # fewer rows take longer
 
     def __init__(self, weight: Tensor, bias: Tensor | None = None):
         self.num_bytes = weight.numel() * weight.element_size()
@@ -66,7 +105,7 @@ class PackedLinear:
 
 
 class Int8Linear:
-    """8-bit weights with a scale per output channel; activations are rounded to 8 bits token by token.
+    """oneDNN's 8-bit product: a scale per output channel; activations are rounded to 8 bits token by token.
 
     The token's scale is a value of x's own dtype, so multiplying the result by it adds no error of its own.
     """
@@ -108,24 +147,36 @@ def available(weights: str, dtype: torch.dtype, device: torch.device) -> str | N
         return f"{weights} weights need bfloat16 or float32, not {str(dtype).removeprefix('torch.')}"
     if weights == "packed" and dtype == torch.bfloat16 and not torch.ops.mkldnn._is_mkldnn_bf16_supported():
         return "packed bfloat16 weights need a CPU with AVX-512"
+    if weights == "int4" and (reason := library.reason()):
+        return f"int4 weights cannot be had: {reason}"
     return None
 
 
-def maker(weights: str, dtype: torch.dtype, device: torch.device, *, fallback: str = "packed") -> tuple[str, Any]:
+def maker(weights: str, dtype: torch.dtype, device: torch.device, *, fallback: str = "packed") -> tuple[str, Make]:
     """Choose a format: "auto" is `fallback` where it can be used and dense elsewhere.
 
     Returns:
-        The format's name, and a function (weight, bias) -> Linear.
+        The format's name, and what makes linear maps in it.
 
     Raises:
         OptionError: an unknown format, or one that cannot be used here.
     """
-    makers: dict[str, Callable[[Tensor, Tensor | None], Linear]]
-    makers = {"dense": DenseLinear, "packed": PackedLinear, "int8": Int8Linear}
     if weights == "auto":
         weights = next(f for f in (fallback, "packed", "dense") if available(f, dtype, device) is None)
-    if weights not in makers:
-        raise OptionError(f"unknown weights {weights!r}: use auto, {', '.join(makers)}")
+    if weights not in FORMATS:
+        raise OptionError(f"unknown weights {weights!r}: use auto, {', '.join(FORMATS)}")
     if reason := available(weights, dtype, device):
         raise OptionError(reason)
-    return weights, makers[weights]
+    bits = {"int8": 8, "int4": 4}.get(weights, 16 if weights == "packed" and dtype == torch.bfloat16 else 0)
+    if bits and library.reason() is None:
+        return weights, partial(NativeLinear, bits)
+    plain: dict[str, Callable[[Tensor, Tensor | None], Linear]]
+    plain = {"dense": DenseLinear, "packed": PackedLinear, "int8": Int8Linear}
+
+    def make(
+        weight: Tensor, bias: Tensor | None, *, norm: tuple[Tensor, float] | None = None, gated: bool = False
+    ) -> Linear:
+        made = plain[weights](weight, bias)
+        return Prepared(made, norm, gated) if norm or gated else made
+
+    return weights, make

@@ -39,6 +39,29 @@ class SlotStore:
         self._store = new
         self._views.clear()
 
+    @property
+    def device(self) -> torch.device:
+        return self._store.device
+
+    @property
+    def dtype(self) -> torch.dtype:
+        return self._store.dtype
+
+    @property
+    def stride(self) -> int:
+        """Numbers from one head's slots to the next head's, in one row of one layer."""
+        return self._store.stride(3)
+
+    def offset(self, row: int) -> int:
+        """Numbers from the beginning of a layer's keys (or values) to those of a row."""
+        return row * self._store.stride(2)
+
+    def addresses(self, layer: int) -> tuple[int, int]:
+        """Where in memory a layer's keys and values begin."""
+        size = self._store.element_size()
+        keys = self._store.data_ptr() + layer * self._store.stride(0) * size
+        return keys, keys + self._store.stride(1) * size
+
     def row(self, row: int) -> list[tuple[Tensor, Tensor]]:
         """One row's keys and values, a pair `[kv_heads, capacity, D]` per layer, to be written in place."""
         if row not in self._views:

@@ -1,0 +1,122 @@
+"""The kernels (`product.cpp`, `attention.cpp`): compiled once on the user's machine, loaded where the CPU has what they
+need.
+
+They need Linux on x86-64, AVX-512 with VNNI and BF16, and a C++ compiler (`$CXX`, g++ or c++) the first time; the
+result is kept in the cache folder by a hash of source, compiler and flags. Without any of these `reason()` says so in
+a line and everything runs on torch's own kernels. `DRAFTPROOF_KERNELS=0` turns them off.
+"""
+
+from __future__ import annotations
+
+import ctypes
+import functools
+import hashlib
+import logging
+import os
+import platform
+import shlex
+import shutil
+import subprocess
+import tempfile
+from pathlib import Path
+
+from ..store import cache_dir
+
+_HERE = Path(__file__).parent
+_SOURCES = (_HERE / "product.cpp", _HERE / "attention.cpp")
+_NEEDS = ("avx512f", "avx512bw", "avx512vl", "avx512dq", "avx512_vnni", "avx512_bf16")
+_FLAGS = ["-O3", "-std=c++17", "-fPIC", "-fopenmp", "-mfma", *(f"-m{flag.replace('_', '')}" for flag in _NEEDS)]
+_log = logging.getLogger("draftproof")
+
+
+def reason() -> str | None:
+    """None if the kernels can be used, otherwise why not, in one line."""
+    return _loaded()[1]
+
+
+def library() -> ctypes.CDLL:
+    """The kernels.
+
+    Raises:
+        RuntimeError: they cannot be used (`reason`).
+    """
+    found, why = _loaded()
+    if found is None:
+        raise RuntimeError(why)
+    return found
+
+
+@functools.cache
+def _loaded() -> tuple[ctypes.CDLL | None, str | None]:
+    if os.environ.get("DRAFTPROOF_KERNELS") == "0":
+        return None, "DRAFTPROOF_KERNELS=0 turns the kernels off"
+    if missing := _missing():
+        return None, missing
+    try:
+        library = ctypes.CDLL(str(_compiled()))
+    except (OSError, subprocess.SubprocessError, UnicodeError) as error:
+        return None, f"the kernels cannot be compiled or loaded: {str(error).splitlines()[0]}"
+    pointer, integer, number = ctypes.c_void_p, ctypes.c_int64, ctypes.c_int
+    library.draftproof_pack.argtypes = [pointer, number, number, *[integer] * 3, *[pointer] * 3]
+    library.draftproof_product.argtypes = [pointer, pointer, integer, number, pointer, pointer]
+    library.draftproof_attend.argtypes = [pointer, pointer, integer, *[pointer] * 7, integer, pointer, pointer]
+    for function in (library.draftproof_pack, library.draftproof_product, library.draftproof_attend):
+        function.restype = None
+    return library, None
+
+
+def _missing() -> str | None:
+    if platform.system() != "Linux" or platform.machine() != "x86_64":
+        return f"the kernels need Linux on x86-64, not {platform.system()} on {platform.machine()}"
+    flags = set(Path("/proc/cpuinfo").read_text(encoding="utf-8").partition("\nflags")[2].partition("\n")[0].split())
+    if absent := [flag for flag in _NEEDS if flag not in flags]:
+        return f"the kernels need a CPU with {', '.join(absent)}"
+    return None
+
+
+def _compiled() -> Path:
+    """The shared library, compiled if this source, compiler and OpenMP were never seen together.
+
+    It must use the OpenMP that torch has loaded: a second pool of threads would fight over the cores.
+    """
+    compiler = shlex.split(os.environ.get("CXX", "")) or [shutil.which("g++") or shutil.which("c++") or "g++"]
+    openmp = _openmp()
+    content = [path.read_bytes() for path in (*_SOURCES, _HERE / "simd.h")]
+    key = hashlib.sha256(repr((content, compiler, _FLAGS, openmp)).encode()).hexdigest()[:16]
+    folder = cache_dir() / "kernels"
+    library = folder / f"draftproof-{key}.so"
+    if library.exists():
+        return library
+    _log.info("compiling the kernels once (a few seconds)")
+    try:
+        folder.mkdir(parents=True, exist_ok=True)
+        scratch = tempfile.mkdtemp(dir=folder)
+    except OSError:  # an unwritable cache costs these seconds at every start
+        scratch = tempfile.mkdtemp()
+        library = Path(scratch) / library.name
+    objects = [Path(scratch) / f"{path.stem}.o" for path in _SOURCES]
+    binary = Path(scratch) / "kernels.so"
+    try:
+        for path, made in zip(_SOURCES, objects):
+            _run([*compiler, *_FLAGS, "-c", str(path), "-o", str(made)])
+        _run([*compiler, "-shared", *map(str, objects), openmp or "-fopenmp", "-o", str(binary)])
+        os.replace(binary, library)
+    finally:
+        if library.parent != Path(scratch):
+            shutil.rmtree(scratch, ignore_errors=True)
+    return library
+
+
+def _run(command: list[str]) -> None:
+    done = subprocess.run(command, capture_output=True, text=True, timeout=300)
+    if done.returncode:
+        lines = [line for line in done.stderr.splitlines() if "error" in line] or done.stderr.splitlines()
+        raise OSError((lines or [f"{command[0]} ended with {done.returncode}"])[0])
+
+
+def _openmp() -> str | None:
+    """The file of the GNU OpenMP runtime that this process has loaded, or None."""
+    for line in Path("/proc/self/maps").read_text(encoding="utf-8").splitlines():
+        if "libgomp" in line:
+            return line[line.index("/") :]
+    return None

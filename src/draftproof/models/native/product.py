@@ -1,0 +1,91 @@
+"""y = f(x) W^T + b by our own kernel, f nothing, a norm or a gate."""
+
+from __future__ import annotations
+
+import ctypes
+import mmap
+
+import torch
+from torch import Tensor
+
+from .library import library
+
+_BLOCK = 16  # outputs per block, as in product.cpp
+_GROUP = {16: 64, 8: 64, 4: 32}  # bits to inputs per group
+
+
+class _Layout(ctypes.Structure):
+    _fields_ = [
+        *((name, ctypes.c_int64) for name in ("bits", "n", "k", "group", "groups", "blocks", "threads", "gated")),
+        ("norm", ctypes.c_void_p),
+        ("eps", ctypes.c_double),
+        *((name, ctypes.c_void_p) for name in ("words", "scales", "zeros", "bias")),
+    ]
+
+
+class NativeLinear:
+    """A row's bits do not depend on how many rows share the call.
+
+    bits 16: bfloat16 weights and activations, exact products added up in float32. bits 8 and 4: see `models.linear`.
+    """
+
+    min_rows = 1
+
+    def __init__(
+        self,
+        bits: int,
+        weight: Tensor,
+        bias: Tensor | None = None,
+        *,
+        norm: tuple[Tensor, float] | None = None,
+        gated: bool = False,
+    ):
+        """weight `[N, K]` float32 or bfloat16 (16 bits: bfloat16), bias `[N]` or None; `norm`: scale `[K]` and eps.
+
+        Raises:
+            RuntimeError: the kernels cannot be used (`library.reason`).
+        """
+        kernels = library()
+        weight = weight.contiguous()
+        num, width = weight.shape
+        group = _GROUP[bits]
+        groups, blocks = -(-width // group), -(-num // _BLOCK)
+        size = blocks * groups * _BLOCK
+        self._num = num
+        self._words = _huge(size * group * bits // 8)
+        self._scales = torch.empty(size if bits < 16 else 0, dtype=torch.int16)
+        self._zeros = torch.empty(size if bits == 4 else 0, dtype=torch.uint8)
+        self._bias = torch.empty(0) if bias is None else bias.float().contiguous()
+        self._norm = torch.empty(0) if norm is None else norm[0].float().contiguous()
+        parts = (self._words, self._scales, self._zeros)
+        self.num_bytes = sum(part.numel() * part.element_size() for part in parts)
+        half = weight.dtype == torch.bfloat16
+        kernels.draftproof_pack(weight.data_ptr(), half, bits, num, width, group, *map(_address, parts))
+        self._layout = _Layout(
+            *(bits, num, width, group, groups, blocks, torch.get_num_threads(), gated),
+            *(_address(self._norm), norm[1] if norm else 0.0),
+            *map(_address, (*parts, self._bias)),
+        )
+        self._where = ctypes.addressof(self._layout)
+        self._apply = kernels.draftproof_product
+
+    def __call__(self, x: Tensor, add: Tensor | None = None) -> Tensor:
+        x = x.contiguous()
+        y = x.new_empty(len(x), self._num)
+        addend = None if add is None else add.contiguous()
+        self._layout.threads = torch.get_num_threads()
+        where = None if addend is None else addend.data_ptr()
+        self._apply(self._where, x.data_ptr(), len(x), x.dtype == torch.bfloat16, where, y.data_ptr())
+        return y
+
+
+def _address(tensor: Tensor) -> int | None:
+    return tensor.data_ptr() if tensor.numel() else None
+
+
+def _huge(num_bytes: int) -> Tensor:
+    """uint8 `[num_bytes]` in pages of 2 MB where the system gives them: a tenth faster to read through."""
+    buffer = mmap.mmap(-1, num_bytes, flags=mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS)
+    if hasattr(mmap, "MADV_HUGEPAGE"):
+        buffer.madvise(mmap.MADV_HUGEPAGE)
+    return torch.frombuffer(buffer, dtype=torch.uint8)
