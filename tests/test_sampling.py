@@ -16,6 +16,7 @@ from transformers.generation.logits_process import (
     TopPLogitsWarper,
 )
 
+from draftproof import sampling
 from draftproof.errors import ModelError, OptionError
 from draftproof.sampling import SeededSource, draw, logprobs, penalise, probs
 from draftproof.types import Draft, Probs, SamplingParams
@@ -433,3 +434,17 @@ def test_numbers_of_other_libraries_are_numbers():
         logit_bias={numpy.int64(1): 2},
     )
     assert (params.temperature, params.seed, params.stop_token_ids, params.logit_bias) == (0.5, 3, (4, 5), {1: 2.0})
+
+
+@pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float32, torch.float64], ids=str)
+@pytest.mark.parametrize("size", [1, 7, 512, 4096, 4097, 9973, 151936])
+def test_the_highest_is_the_first_of_the_highest(size, dtype):
+    """Many ties, at the ends and across chunks, against torch's own argmax."""
+    generator = torch.Generator().manual_seed(size)
+    logits = torch.randint(0, 5, (6, size), generator=generator).to(dtype)
+    logits[0] = -torch.inf
+    logits[0, -1] = 3
+    logits[1] = 2.5
+    logits[2, size // 2 :] = 9
+    values, ids = sampling.highest(logits)
+    assert torch.equal(ids[:, 0], logits.argmax(-1)) and torch.equal(values[:, 0], logits.amax(-1))

@@ -59,7 +59,7 @@ def load(
     draft_layers: int | None = None,
     draft_vocab: int | None = None,
     draft_corpus: Sequence[str] = (),
-    draft_confidence: float = 0.4,
+    draft_confidence: float = 0.3,
     draft_tree: str | None = None,
     draft_costs: Any = None,
     cross_vocab: str = "auto",
@@ -77,9 +77,10 @@ def load(
         drafter: `none`, `ngram`, `model:ID`, `package.module:Class`, or an object with propose and release.
         dtype: the target's and the drafter's; None is each checkpoint's own.
         device: None is cuda if there is one, else cpu.
-        weights: the target's format: "auto" (the fastest exact one), "dense", "packed" or "int8" (exact relative to
-            the rounded target).
-        draft_weights: the drafter's; "auto" is int8 on the CPU, which costs acceptance only, never exactness.
+        weights: the target's format: "auto" (the fastest exact one), "dense", "packed", "int8" or "int4" (exact
+            relative to the rounded target).
+        draft_weights: the drafter's; "auto" is int4 on the CPU where our own kernels run (8 bits for what 4 hurt most),
+            else int8; that costs acceptance only, never exactness.
         max_draft: at most this many drafted tokens per sequence and round; 0 turns drafting off.
         max_batch: at most this many sequences at a time; more wait their turn.
         max_length: context limit, if lower than the target's own.

@@ -18,6 +18,7 @@ from .errors import ModelError
 from .interfaces import RandomSource
 from .types import EMPTY_DRAFT, Draft, Probs, SamplingParams, TokenLogprob
 
+_CHUNK = 512  # ids per chunk in the search for the highest
 _FIRST_WIDTH = 64  # candidates looked at first by top-p and min-p; grows by 8 until they suffice
 
 
@@ -36,15 +37,34 @@ def probs(
     Raises:
         ModelError: the logits hold no finite maximum (a damaged model, or an overflow).
     """
-    if logits.dtype != torch.float64:
-        logits = logits.float()
     logits = penalise(logits, params, tokens, num_prompt, draft)
-    top = logits.amax(dim=-1, keepdim=True)
+    top, ids = highest(logits)
     if not bool(torch.isfinite(top).all()):
         raise ModelError("the model's logits are not finite: every token is banned, or the weights are damaged")
+    wide = torch.promote_types(logits.dtype, torch.float32)
     if params.greedy:
-        return Probs(torch.ones_like(top), logits.argmax(dim=-1, keepdim=True), logits.shape[-1])
-    return _truncate((logits - top).div_(max(params.temperature, 1e-30)), params)
+        return Probs(torch.ones_like(top, dtype=wide), ids, logits.shape[-1])
+    return _truncate((logits.to(wide) - top).div_(max(params.temperature, 1e-30)), params)
+
+
+def highest(logits: Tensor) -> tuple[Tensor, Tensor]:
+    """The highest of each row `[R, V]` and its id, `[R, 1]` each; ties go to the lowest id.
+
+    torch's argmax over a large vocabulary takes as long as a layer of a small model; a maximum is fast. So the
+    maxima of chunks come first, then the place within the best chunk.
+    """
+    num_chunks = logits.shape[-1] // _CHUNK
+    if num_chunks < 8:
+        ids = logits.argmax(dim=-1, keepdim=True)
+        return logits.gather(-1, ids), ids
+    whole = num_chunks * _CHUNK
+    peaks = logits[:, :whole].unflatten(-1, (num_chunks, _CHUNK)).amax(-1)
+    if whole < logits.shape[-1]:
+        peaks = torch.cat([peaks, logits[:, whole:].amax(-1, keepdim=True)], -1)
+    first = peaks.argmax(dim=-1, keepdim=True) * _CHUNK
+    places = (first + torch.arange(_CHUNK, device=logits.device)).clamp_(max=logits.shape[-1] - 1)
+    ids = first + logits.gather(-1, places).argmax(dim=-1, keepdim=True)
+    return logits.gather(-1, ids), ids
 
 
 def penalise(
@@ -56,7 +76,7 @@ def penalise(
     banned = [t for t in params.banned_tokens if t < vocab_size]
     if not (bias or banned or params.needs_history):
         return logits
-    logits = logits.clone()
+    logits = logits.to(torch.promote_types(logits.dtype, torch.float32), copy=True)
     if bias:
         logits[:, list(bias)] += logits.new_tensor(list(bias.values()))
     if params.needs_history:

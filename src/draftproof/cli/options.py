@@ -42,12 +42,15 @@ class TargetOptions:
         str | None, typer.Option(rich_help_panel="Model", help="cpu or cuda. Default: cuda if there is one.")
     ] = None
     weights: Annotated[
-        str, typer.Option(rich_help_panel="Model", help="Format of the target's weights: auto, dense, packed or int8.")
+        str,
+        typer.Option(
+            rich_help_panel="Model", help="Format of the target's weights: auto, dense, packed, int8 or int4."
+        ),
     ] = "auto"
     draft_weights: Annotated[
         str,
         typer.Option(
-            rich_help_panel="Model", help="The same for the drafter; auto is int8 where there is such a kernel."
+            rich_help_panel="Model", help="The same for the drafter; auto is int4 or int8 where there is such a kernel."
         ),
     ] = "auto"
     bitwise: Annotated[
@@ -72,7 +75,7 @@ class TargetOptions:
     draft_confidence: Annotated[
         float,
         typer.Option(rich_help_panel="Model", help="A draft model's greedy chain ends below this; 0: at --max-draft."),
-    ] = 0.4
+    ] = 0.3
     draft_tree: Annotated[
         str | None,
         typer.Option(

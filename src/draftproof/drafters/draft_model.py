@@ -267,9 +267,8 @@ class ModelDrafter:
         greedy = [self._by_string or request.params.greedy for request in active]
         if not self._confidence or not any(greedy):
             return [1.0] * len(active)
-        scores = logits.float()
-        top = (scores.amax(-1) - torch.logsumexp(scores, -1)).exp().tolist()
-        return [p if own else 1.0 for p, own in zip(top, greedy)]
+        scores = logits.float() - sampling.highest(logits)[0]
+        return [1 / total if own else 1.0 for total, own in zip(scores.exp_().sum(-1).tolist(), greedy)]
 
     def _law(
         self,
@@ -338,11 +337,12 @@ def build(argument: str, context: DraftContext) -> ModelDrafter:
     if not argument:
         raise OptionError("drafter 'model' needs a model, as in model:FOLDER")
     options, weights = dict(context.model_options), context.draft_weights
-    if weights in ("auto", "int8"):
-        options["dtype"] = None  # 8-bit products need no wider activations than the checkpoint's own
+    if weights in ("auto", "int8", "int4"):
+        options["dtype"] = None  # such products need no wider activations than the checkpoint's own
     loaded = load_model(argument, **options)
-    if weights == "auto" and available("int8", loaded.model.dtype, loaded.model.device) is None:
-        weights = "int8"
+    if weights == "auto":
+        found = (w for w in ("int4", "int8") if not available(w, loaded.model.dtype, loaded.model.device))
+        weights = next(found, "auto")
     num_outputs = loaded.vocab_size
     common, bridge, by_string = find_bridge(
         context.tokenizer,
