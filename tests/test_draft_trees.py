@@ -87,7 +87,7 @@ def ask(drafter, tokens, max_nodes=6, sequence_id=0, **settings):
         {"option": "3,2", "k": 5, "temperature": 0.7},
         {"option": "1,2,1", "k": 4, "eos": (1,)},
         {"option": "2,2", "k": 4, "repetition_penalty": 1.5, "top_k": 3},
-        {"option": "4,1", "k": 5, "top_p": 0.6},
+        {"option": "4,1", "k": 5, "top_p": 0.95},
         {"option": "dynamic", "k": 3},
         {"option": "optimal", "k": 4, "costs": Costs(((1, 1.0), (8, 1.2)), 0.05)},
         {"option": "3,1", "k": 6, "kept": [0, 3], "presence_penalty": 0.5},
