@@ -215,3 +215,11 @@ def test_the_weights_are_held_once():
     LeanForward(model, 64, "packed")
     kept = {name for name, _ in model.named_parameters()}
     assert all("norm" in name or "embed" in name for name in kept)
+
+
+def test_a_tree_with_masked_slots_inside_its_paths_is_caught_by_the_try_out():
+    """The usual tree mask, in one attention call, adds the same numbers up in another order: other bits."""
+    forward = LeanForward(randomised(FAMILY["qwen3"]), 64, "packed", bitwise=True)
+    assert invariance.fault(forward) is None
+    forward._chains = lambda blocks: (list(blocks), None, [])
+    assert "in a tree of" in invariance.fault(forward)
