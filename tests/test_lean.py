@@ -290,3 +290,11 @@ def test_the_attention_kernel_gives_a_tree_the_bits_of_its_paths():
                 path.insert(0, parents[path[0]])
             alone = forward([Block(1, start, [tokens[i] for i in path])], "last").logits[0]
             assert torch.equal(tree[node], alone)
+
+
+def test_a_tree_with_masked_slots_inside_its_paths_is_caught_by_the_try_out():
+    """The usual tree mask, in one attention call, adds the same numbers up in another order: other bits."""
+    forward = LeanForward(randomised(FAMILY["qwen3"]), 64, "packed", bitwise=True, native=False)
+    assert invariance.fault(forward) is None
+    forward.attention._chains = lambda blocks: (list(blocks), None, [])
+    assert "in a tree of" in invariance.fault(forward)
