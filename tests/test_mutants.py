@@ -29,7 +29,12 @@ EXACT, CAUGHT = 1e-12, 1e-6
 P, Q = RandomTable(3, 1), RandomTable(3, 2)
 
 
-def variant(ratio=lambda p_x, q_x: p_x / q_x, replacement=residual, replacement_row=lambda i: i, bonus_row=lambda n: n):
+def variant(
+    ratio=lambda p_x, q_x: p_x / q_x,
+    replacement=lambda p, q, row: residual(p, q, row)[0],
+    replacement_row=lambda i: i,
+    bonus_row=lambda n: n,
+):
     """The token rule with one part replaced."""
 
     def verify(draft, p, source):
@@ -60,7 +65,7 @@ def shared_uniform(draft, p, source):
     """
     (p_x,), (q_x,) = token_probs(p, [0], draft.tokens), token_probs(draft.probs, [0], draft.tokens)
     if not source.bernoulli(p_x / q_x, "accept"):
-        edges = residual(p, draft.probs, 0).values[0].cumsum(0).tolist()
+        edges = residual(p, draft.probs, 0)[0].values[0].cumsum(0).tolist()
         parts = [max(0.0, min(1.0, high) - max(p_x / q_x, low)) for low, high in zip([0.0, *edges], edges)]
         return Verification((), source.categorical(torch.tensor(parts, dtype=torch.float64), "accept"), "residual", 1)
     return Verification((0,), draw(p, 1, source, "bonus"), "bonus", 1)

@@ -52,6 +52,10 @@ class Probs:
     def __len__(self) -> int:
         return self.values.shape[0]
 
+    def row(self, row: int) -> Probs:
+        """One row as laws of their own; shares the memory."""
+        return Probs(self.values[row : row + 1], None if self.ids is None else self.ids[row : row + 1], self.vocab_size)
+
     def prob(self, row: int, token: int) -> float:
         """The probability of one token."""
         if self.ids is None:

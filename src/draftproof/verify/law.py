@@ -19,8 +19,7 @@ import torch
 from torch import Tensor
 
 from ..interfaces import RandomSource, Verifier
-from ..sampling import draw
-from ..types import EMPTY_DRAFT, Draft, Probs, Verification
+from ..types import Draft, Probs, Verification
 
 Outcome = TypeVar("Outcome", bound=Hashable)
 Prefix = tuple[int, ...]
@@ -142,32 +141,6 @@ def target_rows(target: PrefixLaw, prefix: Prefix, draft: Draft) -> Probs:
     """p of a draft (chain or tree): row 0 after `prefix`, row i+1 after the path to node i."""
     paths = [tuple(draft.tokens[node] for node in draft.path(i)) for i in range(-1, draft.num_nodes)]
     return Probs.stack([row_of(target, prefix + path) for path in paths])
-
-
-def sampled_chain(law: PrefixLaw, num_tokens: int) -> Proposer:
-    """Proposes chains drawn token by token from `law` by the production `sampling.draw`, with their true q."""
-
-    def propose(prefix: Prefix, source: RandomSource) -> Draft:
-        tokens: list[int] = []
-        rows: list[Probs] = []
-        for _ in range(num_tokens):
-            rows.append(row_of(law, prefix + tuple(tokens)))
-            tokens.append(draw(rows[-1], 0, source, "draft"))
-        return Draft.chain(tokens, Probs.stack(rows), "independent") if tokens else EMPTY_DRAFT
-
-    return propose
-
-
-def argmax_chain(law: PrefixLaw, num_tokens: int) -> Proposer:
-    """Proposes the most likely token of `law` at each position, a point mass without probabilities."""
-
-    def propose(prefix: Prefix, source: RandomSource) -> Draft:
-        tokens: list[int] = []
-        for _ in range(num_tokens):
-            tokens.append(int(row_of(law, prefix + tuple(tokens)).to_dense(0).argmax()))
-        return Draft.chain(tokens)
-
-    return propose
 
 
 def round_tokens(draft: Draft, verification: Verification) -> Prefix:
