@@ -47,7 +47,7 @@ def block_rule(draft: Draft, p: Probs, source: RandomSource) -> Verification:
         if chances[i] <= 0:
             continue
         law, mass = residual(p, proposal.q, i, chances[i])
-        if chances[i] >= 1 or source.bernoulli(mass / (mass + 1 - chances[i]), "accept"):
+        if chances[i] >= 1 or source.bernoulli(mass / (mass + (1 - chances[i])), "accept"):
             break
     return Verification(tuple(range(i)), draw(law, 0, source, "residual"), "residual", num)
 

@@ -13,6 +13,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Hashable, Mapping, Sequence
 from dataclasses import dataclass
+from functools import partial
 from typing import NamedTuple, TypeVar
 
 import torch
@@ -148,19 +149,35 @@ def round_tokens(draft: Draft, verification: Verification) -> Prefix:
     return (*(draft.tokens[node] for node in verification.path), verification.next_token)
 
 
+def round_law(target: PrefixLaw, propose: Proposer, verifier: Verifier, prefix: Prefix = ()) -> dict[Prefix, float]:
+    """The exact law of the tokens that one round of drafting and verifying emits after `prefix`."""
+    drafts: list[Draft] = []
+
+    def draft_once(source: RandomSource) -> int:
+        drafts.append(propose(prefix, source))
+        return len(drafts)
+
+    law: dict[Prefix, float] = {}
+    for draft, drafted in zip(drafts, exact_law(draft_once).values()):
+        p = target_rows(target, prefix, draft)
+        for verification, probability in exact_law(partial(verifier, draft, p)).items():
+            tokens = round_tokens(draft, verification)
+            law[tokens] = law.get(tokens, 0.0) + drafted * probability
+    return law
+
+
 def emitted_law(
     target: PrefixLaw, propose: Proposer, verifier: Verifier, rounds: int = 1, prefix: Prefix = ()
 ) -> dict[Prefix, float]:
     """The exact law of the tokens emitted after `prefix` by consecutive rounds of drafting and verifying."""
-
-    def run(source: RandomSource) -> Prefix:
-        context = prefix
-        for _ in range(rounds):
-            draft = propose(context, source)
-            context += round_tokens(draft, verifier(draft, target_rows(target, context, draft), source))
-        return context[len(prefix) :]
-
-    return exact_law(run)
+    law: dict[Prefix, float] = {(): 1.0}
+    for _ in range(rounds):
+        longer: dict[Prefix, float] = {}
+        for text, probability in law.items():
+            for tokens, share in round_law(target, propose, verifier, prefix + text).items():
+                longer[text + tokens] = longer.get(text + tokens, 0.0) + probability * share
+        law = longer
+    return law
 
 
 def extended(law: Mapping[Prefix, float], target: PrefixLaw, length: int, prefix: Prefix = ()) -> dict[Prefix, float]:

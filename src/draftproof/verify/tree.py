@@ -112,7 +112,7 @@ class _Visit:
         else:
             self.law, left = residual(self._law(), self.proposal.law(child), 0, self.chance)
         if self.chance < 1:  # else it stays 1, also where rounding has left nothing
-            self.chance = left / (left + 1 - self.chance)
+            self.chance = left / (left + (1 - self.chance))
         self._num_tried += 1
 
     def left(self) -> Probs:
