@@ -13,13 +13,13 @@ from draftproof.engine import Engine
 from draftproof.models.cached_lm import CachedLM
 from draftproof.models.plugged import PluggedForward
 from draftproof.testing import FnTarget
-from draftproof.verify import token_rule
+from draftproof.verify import auto_rule
 
 GREEDY = SamplingParams(temperature=0, max_new_tokens=64)
 
 
-def engine(target: Any, drafter: Any, codec: Any = None, **options: Any) -> Engine:
-    return Engine(target, drafter, token_rule, codec, **options)
+def engine(target: Any, drafter: Any, codec: Any = None, verify: Any = auto_rule, **options: Any) -> Engine:
+    return Engine(target, drafter, verify, codec, **options)
 
 
 def lm(model: Any, num_rows: int = 4, max_length: int | None = None) -> CachedLM:

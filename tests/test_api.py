@@ -81,7 +81,7 @@ def test_h12_other_vocabularies_are_refused_before_anything_runs(plain, folders)
     ("options", "error", "message"),
     [
         ({"drafter": "oracle"}, OptionError, "unknown drafter 'oracle'"),
-        ({"verifier": "typical"}, OptionError, "unknown verifier 'typical': use auto, token"),
+        ({"verifier": "typical"}, OptionError, "unknown verifier 'typical': use auto, token, block, traversal"),
         ({"weights": "int3"}, OptionError, "unknown weights 'int3'"),
         ({"draft_weights": "int3"}, OptionError, "unknown draft_weights"),
         ({"bitwise": True, "weights": "dense"}, OptionError, "bitwise=True cannot be promised"),

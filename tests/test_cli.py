@@ -145,6 +145,7 @@ MISTAKES = {
     "drafter without its model": (["generate", "hi", "-t", "MODEL", "--drafter", "model:"], "model"),
     "drafter folder missing": (["generate", "hi", "-t", "MODEL", "--drafter", "model:TMP/nowhere"], "nowhere"),
     "unknown weights": (["generate", "hi", "-t", "MODEL", "--weights", "lead"], "lead"),
+    "unknown verifier": (["generate", "hi", "-t", "MODEL", "--verifier", "typical"], "typical"),
     "unknown dtype": (["generate", "hi", "-t", "MODEL", "--dtype", "float13"], "float13"),
     "unknown device": (["generate", "hi", "-t", "MODEL", "--device", "abacus"], "abacus"),
     "missing model folder": (["generate", "hi", "-t", "TMP/nowhere"], "nowhere"),

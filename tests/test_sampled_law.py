@@ -4,12 +4,15 @@ from __future__ import annotations
 
 import itertools
 from collections import Counter
+from typing import Any
 
 import pytest
 import torch
 
 from draftproof import SamplingParams, sampling
+from draftproof.api import VERIFIERS
 from draftproof.drafters.draft_model import ModelDrafter
+from draftproof.errors import OptionError
 from draftproof.models import shrink
 from draftproof.testing import LawDrafter, RandomTable, ScriptDrafter, TableTarget
 from draftproof.verify.law import exact_law
@@ -56,6 +59,23 @@ def test_the_whole_engine_has_exactly_the_targets_law(k, kind, zeros):
     params = SamplingParams(max_new_tokens=3)
     got = law_of_engine(TableTarget(p, **F64), drafter, params, max_draft=k)
     assert distance(got, product_law(p, params, 3, 3)) < 1e-12
+
+
+@pytest.mark.parametrize("drawn", ["fixed", "independent", "without_replacement", "hybrid"])
+@pytest.mark.parametrize("name", VERIFIERS)
+@pytest.mark.parametrize("parents", [(-1, -1, 0), (-1, 0, 0), (-1, 0, 1)], ids=str)
+def test_the_whole_engine_is_exact_with_trees_and_every_rule(parents, name, drawn):
+    """Four tokens; the budget cuts the tree in later rounds."""
+    params = SamplingParams(max_new_tokens=4)
+    p, q = RandomTable(2, 1), RandomTable(2, 2)
+    drafter = LawDrafter(q, drawn=drawn, parents=parents)
+    made: dict[str, Any] = {"max_draft": 3, "verify": VERIFIERS[name]}
+    if name == "block" and parents != (-1, 0, 1):
+        with pytest.raises(OptionError, match="takes chains"):
+            law_of_engine(TableTarget(p, **F64), drafter, params, **made)
+        return
+    got = law_of_engine(TableTarget(p, **F64), drafter, params, **made)
+    assert distance(got, product_law(p, params, 4, 2)) < 1e-12
 
 
 @pytest.mark.parametrize(

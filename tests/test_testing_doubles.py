@@ -175,6 +175,39 @@ def test_law_drafter_draws_exactly_from_the_law_it_states(top):
         assert probability == pytest.approx(stated, abs=1e-14)
 
 
+@pytest.mark.parametrize("drawn", ["independent", "without_replacement", "hybrid"])
+def test_law_drafter_draws_siblings_as_it_says(drawn):
+    """The exact law of two siblings' tokens, from the stated law alone."""
+    q = [0.5, 0.2, 0.3]
+    drafter = LawDrafter(q, drawn=drawn, parents=(-1, -1, 1))
+
+    def run(source):
+        (draft,) = drafter.propose([request([0], 3, source=source)])
+        assert (draft.parents, draft.drawn) == ((-1, -1, 1), drawn)
+        return draft.tokens[:2]
+
+    expected = {
+        "independent": {(a, b): q[a] * q[b] for a in range(3) for b in range(3)},
+        "without_replacement": {(a, b): q[a] * q[b] / (1 - q[a]) for a in range(3) for b in range(3) if a != b},
+        "hybrid": {(1, 0): 0.2 / 0.5, (2, 0): 0.3 / 0.5},
+    }
+    assert exact_law(run) == pytest.approx(expected[drawn], abs=1e-14)
+
+
+def test_law_drafter_cuts_its_tree_to_the_budget_and_to_what_the_law_can_supply():
+    source = EnumeratingSource()
+    (draft,) = LawDrafter([0.5, 0.5, 0.0], drawn="without_replacement", parents=(-1, -1, -1, 2, 0)).propose(
+        [request([0], 5, source=source)]
+    )
+    assert draft.parents == (-1, -1, 0)
+    (draft,) = LawDrafter([0.5, 0.5, 0.0], drawn="independent", parents=(-1, -1, -1, 2)).propose(
+        [request([0], 2, source=source)]
+    )
+    assert draft.parents == (-1, -1)
+    (draft,) = LawDrafter([0.2, 0.5, 0.3], drawn="fixed", parents=(-1, -1, 0)).propose([request([0], 3)])
+    assert draft == Draft((1, 2, 1), (-1, -1, 0))
+
+
 def test_fixed_law_drafter_proposes_the_most_likely_token_without_probabilities():
     (draft,) = LawDrafter([0.2, 0.5, 0.3], fixed=True).propose([request([0], 2)])
     assert draft == Draft.chain([1, 1])

@@ -118,11 +118,6 @@ def test_laws_of_point_masses_are_ignored():
     assert laws[0] == laws[1]
 
 
-def test_a_tree_is_refused():
-    with pytest.raises(ValueError, match="chains only"):
-        token_rule(Draft((0, 1), (-1, -1)), rows(*[[1.0, 0.0]] * 3), SeededSource(0))
-
-
 @pytest.mark.parametrize("num_rows", [1, 3])
 def test_p_must_have_one_row_more_than_the_draft(num_rows):
     with pytest.raises(ValueError, match=f"2, not {num_rows}"):

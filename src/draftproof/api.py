@@ -19,9 +19,14 @@ from .models.codec import Codec
 from .models.forwards import make_forward
 from .models.hf import load_model
 from .models.linear import FORMATS
-from .verify import token_rule
+from .verify import auto_rule, block_rule, token_rule, traversal_rule
 
-VERIFIERS: dict[str, Verifier] = {"auto": token_rule, "token": token_rule}
+VERIFIERS: dict[str, Verifier] = {
+    "auto": auto_rule,
+    "token": token_rule,
+    "block": block_rule,
+    "traversal": traversal_rule,
+}
 _log = logging.getLogger("draftproof")
 
 
@@ -88,7 +93,8 @@ def load(
         draft_layers: keep only so many of a draft model's layers (a run from the middle on is dropped).
         draft_vocab: let a draft model propose only so many tokens, the most frequent in `draft_corpus` (texts, best
             the target's own); without a corpus the lowest ids, which byte-pair vocabularies give to frequent entries.
-        verifier: "auto" or "token".
+        verifier: "auto" (the best exact rule for what was drawn), "token", "block" (chains only) or "traversal"; all
+            are exact, they differ in how much they accept.
         bitwise: bit-exact passes, so that greedy text is the same whatever drafts or shares the batch. None takes
             them where the kernels allow, True demands them, False does without.
         allow_pickle, trust_remote_code: unsafe checkpoints are refused unless these say otherwise.

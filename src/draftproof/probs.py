@@ -53,7 +53,7 @@ class Probs:
         return self.values.shape[0]
 
     def row(self, row: int) -> Probs:
-        """One row by itself."""
+        """One row by itself; shares the memory."""
         ids = None if self.ids is None else self.ids[row : row + 1]
         return Probs(self.values[row : row + 1], ids, self.vocab_size)
 

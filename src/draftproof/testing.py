@@ -17,9 +17,10 @@ from dataclasses import dataclass, field, replace
 import torch
 from torch import Tensor
 
-from .sampling import draw, penalise
-from .types import EMPTY_DRAFT, Draft, DraftRequest, Probs, TargetOutput
+from .sampling import penalise
+from .types import EMPTY_DRAFT, Draft, DraftRequest, Drawn, Probs, TargetOutput
 from .verify.law import Prefix, PrefixLaw, row_of
+from .verify.proposers import tree_of
 
 
 @dataclass
@@ -291,12 +292,14 @@ class ScriptDrafter(_Scripted):
 
 
 class LawDrafter(_Scripted):
-    """Draws chains from a law of its own and states it truly.
+    """Draws chains or trees from a law of its own and states it truly.
 
     Args:
         law: as for `TableTarget`.
         top: draw from the `top` most likely tokens only, and say so (sparse q); 0 is off.
         fixed: propose the most likely token instead of drawing, as a point mass.
+        drawn: how siblings are drawn, as in `Draft`, if not independently.
+        parents: the shape of a tree, cut to the budget; None drafts chains.
     """
 
     def __init__(
@@ -306,20 +309,17 @@ class LawDrafter(_Scripted):
         *,
         top: int = 0,
         fixed: bool = False,
+        drawn: Drawn = "independent",
+        parents: Sequence[int] | None = None,
     ):
         super().__init__(num_tokens)
-        self.law, self.top, self.fixed = prefix_law(law), top, fixed
+        self.law, self.top = prefix_law(law), top
+        self.drawn: Drawn = "fixed" if fixed else drawn
+        self.parents = parents
 
     def _draft(self, request: DraftRequest, budget: int) -> Draft:
-        tokens: list[int] = []
-        rows: list[Probs] = []
-        for _ in range(budget):
-            row = self._row((*request.tokens, *tokens))
-            rows.append(row)
-            tokens.append(int(row.to_dense(0).argmax()) if self.fixed else draw(row, 0, request.generator, "draft"))
-        if self.fixed or not tokens:
-            return Draft.chain(tokens)
-        return Draft.chain(tokens, Probs.stack(rows), "independent")
+        parents = range(-1, budget - 1) if self.parents is None else tuple(self.parents[:budget])
+        return tree_of(self._row, parents, self.drawn)(tuple(request.tokens), request.generator)
 
     def _row(self, prefix: Prefix) -> Probs:
         row = row_of(self.law, prefix)

@@ -9,7 +9,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 from functools import cached_property
-from typing import TYPE_CHECKING, Literal
+from typing import TYPE_CHECKING, Literal, get_args
 
 import torch
 from torch import Tensor
@@ -38,7 +38,7 @@ __all__ = [
     "Verification",
 ]
 
-Drawn = Literal["fixed", "independent", "without_replacement"]
+Drawn = Literal["fixed", "independent", "without_replacement", "hybrid"]
 FinishReason = Literal["stop", "length", "abort"]
 
 
@@ -53,7 +53,9 @@ class Draft:
             Trailing rows of nodes without children may be left out. A tensor `[N+1, V]` is taken as dense.
             None for point masses.
         drawn: "fixed" - chosen without randomness (point masses); "independent" - each child of a node drawn from
-            that node's law; "without_replacement" - siblings drawn one after another, earlier ones excluded.
+            that node's law; "without_replacement" - siblings drawn one after another, earlier ones excluded; "hybrid" -
+            the first child of each node drawn from that node's law with its siblings excluded, which were chosen
+            without randomness.
 
     Raises:
         ValueError: parents out of order, or drawn tokens without the law they were drawn from.
@@ -74,8 +76,8 @@ class Draft:
         for node, parent in enumerate(self.parents):
             if not -1 <= parent < node:
                 raise ValueError(f"the parent of node {node} must come before it (-1 = root), not {parent}")
-        if self.drawn not in ("fixed", "independent", "without_replacement"):
-            raise ValueError(f"drawn must be fixed, independent or without_replacement, not {self.drawn!r}")
+        if self.drawn not in get_args(Drawn):
+            raise ValueError(f"drawn must be one of {', '.join(get_args(Drawn))}, not {self.drawn!r}")
         if self.drawn != "fixed" and self.tokens:
             if self.probs is None:
                 raise ValueError(f"tokens drawn {self.drawn!r} need the probs they were drawn from")

@@ -63,6 +63,12 @@ class TargetOptions:
     ] = None
     max_draft: Annotated[int, typer.Option(rich_help_panel="Model", help="Most tokens drafted per round.")] = 8
     max_batch: Annotated[int, typer.Option(rich_help_panel="Model", help="Most sequences that run at once.")] = 8
+    verifier: Annotated[
+        str,
+        typer.Option(
+            rich_help_panel="Model", help="auto, token, block (chains only) or traversal. All exact; auto accepts most."
+        ),
+    ] = "auto"
     draft_max_length: Annotated[
         int | None, typer.Option(rich_help_panel="Model", help="The same for the drafter; longer texts go undrafted.")
     ] = None

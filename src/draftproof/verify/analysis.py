@@ -1,4 +1,4 @@
-"""Closed forms: acceptance rates and lengths of the token rule from the laws alone, without drawing anything."""
+"""Closed forms: acceptance rates and lengths from the laws alone, without drawing anything."""
 
 from __future__ import annotations
 
@@ -23,24 +23,32 @@ def acceptance_rate(p: Probs, q: Probs) -> Tensor:
     return torch.stack(rows)
 
 
-def chain_survival(target: PrefixLaw, draft: PrefixLaw, num_tokens: int, prefix: Prefix = ()) -> list[float]:
-    """P(tau >= k) for k = 1..K: the sum over all k-token chains of the product of min(p, q).
+def chain_survival(
+    target: PrefixLaw, draft: PrefixLaw, num_tokens: int, prefix: Prefix = (), verifier: str = "token"
+) -> list[float]:
+    """P(tau >= k) for k = 1..K: the sum of f over all k-token chains, where f(empty) = 1 and with y the next token
 
-    tau is the number of accepted tokens of a sampled chain under the token rule. A deterministic draft is the law
-    that gives its token probability 1. Does not depend on K; costs V^K terms.
+        token rule: f(x y) = f(x) min(p(y), q(y));    block verification: f(x y) = min(f(x) p(y), q(x) q(y)).
+
+    tau is the number of accepted tokens of a sampled chain; q(x) the chance that x is drafted. A deterministic draft
+    is the law that gives its token probability 1. Does not depend on K; costs V^K terms.
+
+    Args:
+        verifier: "token" or "block".
     """
-    alive: dict[Prefix, float] = {(): 1.0}
+    alive: dict[Prefix, tuple[float, float]] = {(): (1.0, 1.0)}
     survival = []
     for _ in range(num_tokens):
-        longer: dict[Prefix, float] = {}
-        for tokens, weight in alive.items():
-            p, q = (row_of(law, prefix + tokens).to_dense(0).double() for law in (target, draft))
-            for token, overlap in enumerate(torch.minimum(p, q).tolist()):
-                chain = (*tokens, token)
-                if overlap > 0:
-                    longer[chain] = weight * overlap
+        longer: dict[Prefix, tuple[float, float]] = {}
+        for tokens, (kept, drafted) in alive.items():
+            p, q = (row_of(law, prefix + tokens).to_dense(0).tolist() for law in (target, draft))
+            drawn_with = drafted if verifier == "block" else kept
+            for token, (p_y, q_y) in enumerate(zip(p, q)):
+                if p_y > 0 and q_y > 0:
+                    chain = (*tokens, token)
+                    longer[chain] = min(kept * p_y, drawn_with * q_y), drafted * q_y
         alive = longer
-        survival.append(sum(alive.values()))
+        survival.append(sum(kept for kept, _ in alive.values()))
     return survival
 
 

@@ -13,14 +13,14 @@ from __future__ import annotations
 
 from collections.abc import Callable, Hashable, Mapping, Sequence
 from dataclasses import dataclass
+from functools import partial
 from typing import NamedTuple, TypeVar
 
 import torch
 from torch import Tensor
 
 from ..interfaces import RandomSource, Verifier
-from ..sampling import draw
-from ..types import EMPTY_DRAFT, Draft, Probs, Verification
+from ..types import Draft, Probs, Verification
 
 Outcome = TypeVar("Outcome", bound=Hashable)
 Prefix = tuple[int, ...]
@@ -144,50 +144,40 @@ def target_rows(target: PrefixLaw, prefix: Prefix, draft: Draft) -> Probs:
     return Probs.stack([row_of(target, prefix + path) for path in paths])
 
 
-def sampled_chain(law: PrefixLaw, num_tokens: int) -> Proposer:
-    """Proposes chains drawn token by token from `law` by the production `sampling.draw`, with their true q."""
-
-    def propose(prefix: Prefix, source: RandomSource) -> Draft:
-        tokens: list[int] = []
-        rows: list[Probs] = []
-        for _ in range(num_tokens):
-            rows.append(row_of(law, prefix + tuple(tokens)))
-            tokens.append(draw(rows[-1], 0, source, "draft"))
-        return Draft.chain(tokens, Probs.stack(rows), "independent") if tokens else EMPTY_DRAFT
-
-    return propose
-
-
-def argmax_chain(law: PrefixLaw, num_tokens: int) -> Proposer:
-    """Proposes the most likely token of `law` at each position, a point mass without probabilities."""
-
-    def propose(prefix: Prefix, source: RandomSource) -> Draft:
-        tokens: list[int] = []
-        for _ in range(num_tokens):
-            tokens.append(int(row_of(law, prefix + tuple(tokens)).to_dense(0).argmax()))
-        return Draft.chain(tokens)
-
-    return propose
-
-
 def round_tokens(draft: Draft, verification: Verification) -> Prefix:
     """What one round emits: the accepted tokens and the residual or bonus token."""
     return (*(draft.tokens[node] for node in verification.path), verification.next_token)
+
+
+def round_law(target: PrefixLaw, propose: Proposer, verifier: Verifier, prefix: Prefix = ()) -> dict[Prefix, float]:
+    """The exact law of the tokens that one round of drafting and verifying emits after `prefix`."""
+    drafts: list[Draft] = []
+
+    def draft_once(source: RandomSource) -> int:
+        drafts.append(propose(prefix, source))
+        return len(drafts)
+
+    law: dict[Prefix, float] = {}
+    for draft, drafted in zip(drafts, exact_law(draft_once).values()):
+        p = target_rows(target, prefix, draft)
+        for verification, probability in exact_law(partial(verifier, draft, p)).items():
+            tokens = round_tokens(draft, verification)
+            law[tokens] = law.get(tokens, 0.0) + drafted * probability
+    return law
 
 
 def emitted_law(
     target: PrefixLaw, propose: Proposer, verifier: Verifier, rounds: int = 1, prefix: Prefix = ()
 ) -> dict[Prefix, float]:
     """The exact law of the tokens emitted after `prefix` by consecutive rounds of drafting and verifying."""
-
-    def run(source: RandomSource) -> Prefix:
-        context = prefix
-        for _ in range(rounds):
-            draft = propose(context, source)
-            context += round_tokens(draft, verifier(draft, target_rows(target, context, draft), source))
-        return context[len(prefix) :]
-
-    return exact_law(run)
+    law: dict[Prefix, float] = {(): 1.0}
+    for _ in range(rounds):
+        longer: dict[Prefix, float] = {}
+        for text, probability in law.items():
+            for tokens, share in round_law(target, propose, verifier, prefix + text).items():
+                longer[text + tokens] = longer.get(text + tokens, 0.0) + probability * share
+        law = longer
+    return law
 
 
 def extended(law: Mapping[Prefix, float], target: PrefixLaw, length: int, prefix: Prefix = ()) -> dict[Prefix, float]:

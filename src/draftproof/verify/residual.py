@@ -25,17 +25,34 @@ def excess(p: Probs, q: Probs, row: int, scale: float = 1.0) -> Tensor:
     return weights.clamp_(min=0)
 
 
-def residual(p: Probs, q: Probs, row: int) -> Probs:
-    """The law of the replacement after a rejection at `row`: (p - q)+ normalised, as one row.
+def residual(p: Probs, q: Probs, row: int, scale: float = 1.0) -> tuple[Probs, float]:
+    """The law of what replaces a refused token at `row`, (scale * p - q)+ normalised, as one row; and its mass before.
 
-    Without any excess (p = q, up to rounding) a rejection has probability zero and p itself is returned, so nothing
-    is ever divided by zero.
+    Without any excess (p = q, up to rounding) a refusal has probability zero; p itself is returned with mass 0, so
+    nothing is ever divided by zero.
     """
-    ids, values = p.support(row)
-    weights = excess(p, q, row)
+    return _normalised(excess(p, q, row, scale), p, row)
+
+
+def without(law: Probs, row: int, tokens: Sequence[int]) -> Probs:
+    """One row of `law` given that it is none of `tokens`; the row as it is if nothing else has mass."""
+    if not tokens:
+        return law.row(row)
+    ids, values = law.support(row)
+    gone = torch.tensor(tokens, device=values.device)
+    if ids is None:
+        weights = values.index_fill(0, gone, 0)
+    else:
+        weights = values.masked_fill(torch.isin(ids, gone), 0)
+    return _normalised(weights, law, row)[0]
+
+
+def _normalised(weights: Tensor, law: Probs, row: int) -> tuple[Probs, float]:
+    """Weights over the support of a row of `law` (overwritten) as a law, and their mass; if 0, the row itself."""
+    ids, values = law.support(row)
     mass = float(weights.sum())
     weights = weights.div_(mass) if mass > 0 else values
-    return Probs(weights[None], None if ids is None else ids[None], p.vocab_size)
+    return Probs(weights[None], None if ids is None else ids[None], law.vocab_size), max(0.0, mass)
 
 
 def token_probs(law: Probs, rows: Sequence[int], tokens: Sequence[int]) -> list[float]:
