@@ -27,6 +27,7 @@ class DraftContext:
         draft_confidence: a greedy chain stops once its product of draft probabilities falls below this; 0 is off.
         draft_corpus: texts as ids to count those tokens in; without any, low ids count as frequent.
         model_options: keyword arguments for `models.hf.load_model`.
+        target: the target's `models.cached_lm.CachedLM`, for drafters that use its weights, or None.
     """
 
     target_name: str = "target"
@@ -42,6 +43,7 @@ class DraftContext:
     draft_confidence: float = 0.0
     draft_corpus: Sequence[Sequence[int]] = ()
     model_options: Mapping[str, Any] = field(default_factory=dict)
+    target: Any = None
 
     @staticmethod
     def refuse_argument(name: str, argument: str) -> None:

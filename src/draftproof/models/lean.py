@@ -14,6 +14,7 @@ that another kernel takes it. `invariance.fault` tries all that out on the model
 
 from __future__ import annotations
 
+import copy
 from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
@@ -108,6 +109,19 @@ class LeanForward:
         self.bitwise = bitwise
         self._cos, self._sin = self._table(256)
         self.cache = SlotStore(len(self._layers), self._kv_heads, self._width, self.dtype, self.device)
+
+    @property
+    def num_layers(self) -> int:
+        return len(self._layers)
+
+    def early_exit(self, num_layers: int) -> LeanForward:
+        """The first layers under the same norm and output layer: a model of its own that shares weights and slots.
+
+        What it writes to a slot is what this forward writes there, for those layers; the others keep what they hold.
+        """
+        exit = copy.copy(self)
+        exit.taps, exit._layers = (), self._layers[:num_layers]
+        return exit
 
     @property
     def num_bytes(self) -> int:
