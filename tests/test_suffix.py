@@ -1,4 +1,4 @@
-"""Suffix drafting: the automaton against a brute-force count, the shape and estimates of drafts, who sees whose text."""
+"""Suffix drafting: the automaton against a brute-force count, drafts and their estimates, who sees whose text."""
 
 from __future__ import annotations
 
@@ -107,7 +107,9 @@ def test_a_longer_match_gives_a_longer_draft():
 
 
 def test_the_most_frequent_continuation_wins_and_the_latest_among_equals():
-    assert ask(SuffixDrafter(floor=0), [1, 2, 3, 9, 1, 2, 4, 8, 1, 2, 3, 7, 1, 2, 4, 6, 1, 2, 3, 5, 1, 2], 1).tokens == (3,)
+    assert ask(
+        SuffixDrafter(floor=0), [1, 2, 3, 9, 1, 2, 4, 8, 1, 2, 3, 7, 1, 2, 4, 6, 1, 2, 3, 5, 1, 2], 1
+    ).tokens == (3,)
     assert ask(SuffixDrafter(floor=0), [1, 2, 3, 9, 1, 2, 4, 8, 1, 2], 1).tokens == (4,)
 
 
@@ -123,7 +125,7 @@ def test_a_period_goes_on_for_as_long_as_it_is_asked_for():
 
 @pytest.mark.parametrize("seed", range(30))
 def test_a_tree_is_the_best_first_one_over_the_brute_force_estimates(seed):
-    """All paths that the text knows, by path product: the tree has the highest, connected, without repeated children."""
+    """Of all paths that the text knows, the tree has those of the highest path products, each once."""
     chance = random.Random(seed)
     tokens = chance.choices(range(3), k=50)
     text = text_of(tokens)
