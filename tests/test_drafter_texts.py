@@ -18,10 +18,15 @@ from draftproof.drafters.early_exit import EarlyExitDrafter
 from draftproof.drafters.ngram import NgramDrafter
 from draftproof.drafters.none import NoDrafter
 from draftproof.drafters.suffix import Memory, SuffixDrafter
+from draftproof.engine import Engine
 from draftproof.models.cached_lm import CachedLM
 from draftproof.models.forwards import make_forward
+from draftproof.sampling import draw
+from draftproof.testing import RandomTable, TableTarget
+from draftproof.types import Verification
 from engines import engine
 from test_lean import loaded
+from test_sampled_law import F64, distance, exact_law, product_law
 from tiny import tiny_llama
 
 PARAMS = SamplingParams(temperature=0, max_new_tokens=50, caller="ann")
@@ -72,3 +77,41 @@ def test_memory_of_the_same_answers_makes_them_cheap():
     first, second = (run.generate(PROMPTS, PARAMS) for _ in range(2))
     assert [r.token_ids for r in second] == [r.token_ids for r in first] == expected(torch.float32)
     assert sum(r.stats.num_rounds for r in second) < 0.6 * sum(r.stats.num_rounds for r in first)
+
+
+def descend(draft, p, source):
+    """The rule for fixed trees, in its plainest form: draw from the target at a node, go down while a child has it."""
+    path, node = [], -1
+    while True:
+        token = draw(p, node + 1, source, "bonus")
+        node = next((child for child in draft.children[node + 1] if draft.tokens[child] == token), None)
+        if node is None:
+            return Verification(tuple(path), token, "bonus", draft.num_nodes)
+        path.append(node)
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16], ids=str)
+def test_greedy_text_with_suffix_trees_is_the_same_too(dtype):
+    for batch in (1, 8):
+        run = Engine(target(dtype), SuffixDrafter(8, floor=0.02), descend, max_draft=12, max_batch=batch)
+        results = run.generate(PROMPTS, PARAMS)
+        assert [r.token_ids for r in results] == expected(dtype)
+        assert sum(r.stats.num_accepted for r in results) > 0
+
+
+def test_the_law_is_exact_with_suffix_trees():
+    p, params = RandomTable(3, 4), SamplingParams(max_new_tokens=3)
+    prompt, trees = (1, 2, 1, 0, 1), []  # 2 and 0 have followed 1, and nothing longer says which comes now
+
+    class Watched(SuffixDrafter):
+        def propose(self, requests):
+            drafts = super().propose(requests)
+            trees.extend(draft for draft in drafts if not draft.is_chain)
+            return drafts
+
+    def run(source):
+        made = Engine(TableTarget(p, **F64), Watched(8, 0), descend, make_source=lambda seed, index: source)
+        return tuple(made.generate([list(prompt)], params)[0].token_ids)
+
+    law = product_law(lambda prefix: p((*prompt, *prefix[1:])), params, 3, 3)
+    assert distance(exact_law(run), law) < 1e-12 and trees
