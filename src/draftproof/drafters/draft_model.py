@@ -14,7 +14,8 @@ from torch import Tensor
 
 from .. import sampling
 from ..models.cached_lm import CachedLM
-from ..types import EMPTY_DRAFT, Draft, DraftRequest, Probs
+from ..types import Draft, DraftRequest, Probs
+from .chains import Chains
 from .context import DraftContext
 
 
@@ -25,13 +26,9 @@ class ModelDrafter:
         lm: the draft model, with a row for each sequence of the batch.
         vocab_size: V of the target; q has this width.
         common: only ids below this are proposed (`models.vocab.common_vocabulary`).
-        confidence: a greedy chain goes on only while the product of the draft model's own probabilities for its
-            tokens is at least this; 0 always drafts to the budget. A stopping rule over the drafter's own law, and
-            every drawn token stays, so the output's law cannot depend on it (a threshold policy as in SpecDec++,
-            2405.19715, on the drafter's own confidence).
         kept: the token each logit belongs to, ascending, where the output layer was reduced
             (`models.shrink.keep_outputs`); q is zero elsewhere.
-        eos_ids: drafting a sequence stops after one of these was drawn (it stays in the draft).
+        eos_ids, confidence: when a chain ends, see `chains.Chains`.
         name: as the user wrote it.
     """
 
@@ -59,22 +56,12 @@ class ModelDrafter:
 
         A sequence longer than the draft model's window gets an empty draft.
         """
-        drawn: dict[int, list[int]] = {r.id: [] for r in requests}
-        laws: dict[int, list[Probs]] = {r.id: [] for r in requests}
-        survival = dict.fromkeys(drawn, 1.0)
-        active = [r for r in requests if r.max_nodes > 0 and len(r.tokens) <= self.lm.max_length]
-        feeds = [self._unfed(r) for r in active]
-        while active:
-            logits = self.lm.extend([self._rows[r.id] for r in active], feeds)
-            for request, probability in zip(active, self._confidences(logits, active)):
-                survival[request.id] *= probability
-            for i, request in enumerate(active):
-                law = self._law(logits[i : i + 1], request, drawn[request.id])
-                drawn[request.id].append(sampling.draw(law, 0, request.generator, "draft"))
-                laws[request.id].append(law)
-            active = [r for r in active if self._goes_on(r, drawn[r.id], survival[r.id])]
-            feeds = [drawn[r.id][-1:] for r in active]
-        return [self._draft(r, drawn[r.id], laws[r.id]) for r in requests]
+        chains = Chains(requests, self._eos_ids, self._confidence, self.lm.max_length)
+        feeds = [self._unfed(request) for request in chains.active]
+        while chains.active:
+            chains.grow(self.lm.extend([self._rows[r.id] for r in chains.active], feeds), self._law)
+            feeds = [chains.drawn(request)[-1:] for request in chains.active]
+        return chains.drafts()
 
     def release(self, sequence_id: int) -> None:
         row = self._rows.pop(sequence_id, None)
@@ -92,21 +79,7 @@ class ModelDrafter:
             self.lm.prefill(row, tokens[:-1])
         return tokens[len(self.lm.held(row)) :]
 
-    def _goes_on(self, request: DraftRequest, drawn: list[int], survival: float) -> bool:
-        """Whether another token may be drafted. Looks at the draft's side only and keeps every drawn token: exact."""
-        room = len(request.tokens) + len(drawn) <= self.lm.max_length
-        worth = survival >= self._confidence
-        return len(drawn) < request.max_nodes and room and worth and drawn[-1] not in self._eos_ids
-
-    def _confidences(self, logits: Tensor, active: Sequence[DraftRequest]) -> list[float]:
-        """The draft model's probability of its most likely token, for greedy requests; 1 for sampled ones."""
-        if not self._confidence or not any(request.params.greedy for request in active):
-            return [1.0] * len(active)
-        scores = logits.float()
-        top = (scores.amax(-1) - torch.logsumexp(scores, -1)).exp().tolist()
-        return [p if request.params.greedy else 1.0 for p, request in zip(top, active)]
-
-    def _law(self, logits: Tensor, request: DraftRequest, drawn: list[int]) -> Probs:
+    def _law(self, logits: Tensor, request: DraftRequest, drawn: Sequence[int]) -> Probs:
         """q over the target's ids from the draft model's logits `[1, V']`; ids it may not propose have none."""
         params = request.params
         tokens = (*request.tokens, *drawn) if params.needs_history else ()
@@ -129,14 +102,6 @@ class ModelDrafter:
         logits = logits[:, : self._vocab_size].clone()
         logits[:, self._common :] = -torch.inf
         return logits
-
-    @staticmethod
-    def _draft(request: DraftRequest, drawn: list[int], laws: list[Probs]) -> Draft:
-        if not drawn:
-            return EMPTY_DRAFT
-        if request.params.greedy:
-            return Draft.chain(drawn)
-        return Draft.chain(drawn, Probs.stack(laws), "independent")
 
 
 def build(argument: str, context: DraftContext) -> ModelDrafter:
