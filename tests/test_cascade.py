@@ -108,8 +108,15 @@ def test_a_drafter_that_keeps_failing_is_left_and_tried_again_later():
 
 def test_where_nothing_is_accepted_most_rounds_draft_nothing():
     cascade = CascadeDrafter([SilentDrafter(), AlwaysWrong(CHAIN)], [0.0, 0.2])
-    result = engine(CHAIN, cascade).generate([[0]], SamplingParams(temperature=0, max_new_tokens=200))[0]
-    assert 0 < result.stats.num_drafted < 200 * 8 / 4
+    cascade.members[1].name = "wrong"
+    run = engine(CHAIN, cascade)
+    run.add([0], SamplingParams(temperature=0, max_new_tokens=300))
+    tried = []
+    for _ in range(300):
+        before = cascade.chosen["wrong"]
+        run.step()
+        tried.append(cascade.chosen["wrong"] > before)
+    assert 0 < sum(tried) < 300 / 4 and any(tried[:5]) and any(tried[200:]), "tried again now and then"
 
 
 def test_overrated_offers_lose_their_credit_for_that_sequence_only():

@@ -100,10 +100,9 @@ class SuffixAutomaton:
             if self._size[known] > self._size[state] + 1:
                 known = self._split(known, state, token)
             self._link[new] = known
-        tail = self._cut(self._tail, self.num_tokens, self.depth)  # the split may have divided its state
         self._whole = new
         self.num_tokens += 1
-        self._tail = self._cut(self._next[tail.state][token], tail.size + 1, self.depth).state
+        self._tail = self._cut(self._next[self._tail][token], self.num_tokens, self.depth).state
         state = self._tail
         while state > 0:
             self._count[state] += 1
