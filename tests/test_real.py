@@ -42,7 +42,7 @@ def test_plain_decoding_equals_transformers_own_generate(plain, expected):
         assert tokenizer.decode(whole[len(ids) :], skip_special_tokens=True) == result.text
 
 
-@pytest.mark.parametrize("drafter", ["ngram:1-4", "model:smollm2-135m"])
+@pytest.mark.parametrize("drafter", ["ngram:1-4", "model:smollm2-135m", "self:20", "suffix,model:smollm2-135m"])
 def test_greedy_text_with_a_drafter_equals_plain_text_alone_and_batched(plain, expected, drafter):
     engine = dp.load(plain, drafter, max_draft=5, draft_weights="packed")
     together = engine.generate(PROMPTS, GREEDY)

@@ -32,6 +32,8 @@ class SamplingParams:
         logprobs: report the log-probability of each token and of this many most likely ones, from the target's
             logits before any processing; None is off.
         n: number of independent continuations of each prompt.
+        caller: whose text this is; the drafter `suffix:shared` also guesses from earlier outputs of the same caller in
+            the same engine. None shares with nobody.
 
     Raises:
         OptionError: a value outside its range.
@@ -53,6 +55,7 @@ class SamplingParams:
     seed: int | None = None
     logprobs: int | None = None
     n: int = 1
+    caller: str | None = None
 
     def __post_init__(self) -> None:
         for name, low, high in _FLOAT_RANGES:
@@ -65,6 +68,8 @@ class SamplingParams:
         for name in ("top_p", "repetition_penalty"):
             if getattr(self, name) <= 0:
                 raise OptionError(f"{name} must be above 0, not {getattr(self, name)!r}")
+        if self.caller is not None and not (isinstance(self.caller, str) and self.caller):
+            raise OptionError(f"caller must be None or a non-empty string, not {self.caller!r}")
         stop = (self.stop,) if isinstance(self.stop, str) else self.stop or ()
         texts = tuple(stop) if isinstance(stop, Iterable) else (None,)
         self._normalise(

@@ -147,6 +147,7 @@ class DraftRequest:
         generator: the source for the drafter's own draws.
         max_nodes: at most this many nodes may be proposed; may be 0.
         features: hidden states `[T, F]` of the target for positions from first_feature_pos on, or None.
+        row: the sequence's row in the target's cache, which holds all but the last of tokens; None if it has none.
     """
 
     id: int
@@ -157,6 +158,7 @@ class DraftRequest:
     max_nodes: int
     features: Tensor | None = None
     first_feature_pos: int = 0
+    row: int | None = None
 
 
 @dataclass(frozen=True)

@@ -132,7 +132,12 @@ class ModelOptions(TargetOptions):
 
     drafter: Annotated[
         str,
-        typer.Option("--drafter", "-d", rich_help_panel="Model", help="none, ngram, model:ID or package.module:Class."),
+        typer.Option(
+            "--drafter",
+            "-d",
+            rich_help_panel="Model",
+            help="none, ngram, suffix, model:ID, self:N, a,b or package.module:Class.",
+        ),
     ] = "ngram"
 
     def load(self) -> Engine:

@@ -1,6 +1,6 @@
 """Drafters by name: a literal table, a dotted path to your own class, or an installed entry point.
 
-none   ngram   ngram:2-5   model:FOLDER   your.package:YourDrafter   a,b (later: cascades)
+none   ngram   ngram:2-5   suffix   model:FOLDER   self:LAYERS   your.package:YourDrafter   a,b (a cascade)
 """
 
 from __future__ import annotations
@@ -17,27 +17,31 @@ from .context import DraftContext
 
 ENTRY_POINTS = "draftproof.drafters"
 
+CASCADE = "draftproof.drafters.cascade:build"
 TABLE = {
     "none": "draftproof.drafters.none:build",
     "ngram": "draftproof.drafters.ngram:build",
+    "suffix": "draftproof.drafters.suffix:build",
     "model": "draftproof.drafters.draft_model:build",
+    "self": "draftproof.drafters.early_exit:build",
 }
 
 
 def build(spec: str, context: DraftContext) -> Drafter:
-    """The drafter a specification names: `name`, `name:argument`, or `package.module:Class`.
+    """The drafter a specification names: `name`, `name:argument`, `package.module:Class`, or several with commas.
 
     Builders from the table and from entry points are called with (argument, context); a class named by a dotted
-    path is called with the context alone.
+    path is called with the context alone. Drafters with commas between them are the members of a cascade.
 
     Raises:
         OptionError: nothing of that name, or an argument it does not take.
     """
-    name, _, argument = spec.partition(":")
     check(spec)
+    if "," in spec:
+        return _builder(CASCADE)([build(part, context) for part in spec.split(",")], context)
+    name, _, argument = spec.partition(":")
     if name in TABLE:
-        module, _, function = TABLE[name].partition(":")
-        return getattr(importlib.import_module(module), function)(argument, context)
+        return _builder(TABLE[name])(argument, context)
     if point := _entry_point(name):
         return checked(point.load()(argument, context), spec)
     made = _load(name, argument)
@@ -53,12 +57,22 @@ def check(spec: str) -> None:
     Raises:
         OptionError: nothing of that name.
     """
+    if "," in spec:
+        for part in spec.split(","):
+            check(part)
+        return
     name, _, argument = spec.partition(":")
     if name in TABLE or _entry_point(name) or (argument and ("." in name or importlib.util.find_spec(name))):
         return
     raise OptionError(
-        f"unknown drafter {spec!r}: use {', '.join(TABLE)} (model:FOLDER), or package.module:Class for your own"
+        f"unknown drafter {spec!r}: use {', '.join(TABLE)} (model:FOLDER, self:LAYERS), package.module:Class "
+        "for your own, or several with commas"
     )
+
+
+def _builder(path: str) -> Callable[..., Drafter]:
+    module, _, function = path.partition(":")
+    return getattr(importlib.import_module(module), function)
 
 
 def _entry_point(name: str) -> Any:

@@ -31,6 +31,7 @@ class DraftContext:
         cross_vocab: what to do about a draft model with another vocabulary (`models.bridge.MODES`).
         draft_corpus: texts as ids to count those tokens in; without any, low ids count as frequent.
         model_options: keyword arguments for `models.hf.load_model`.
+        target: the target's `models.cached_lm.CachedLM`, for drafters that use its weights, or None.
     """
 
     target_name: str = "target"
@@ -49,6 +50,7 @@ class DraftContext:
     cross_vocab: str = "auto"
     draft_corpus: Sequence[Sequence[int]] = ()
     model_options: Mapping[str, Any] = field(default_factory=dict)
+    target: Any = None
 
     @staticmethod
     def refuse_argument(name: str, argument: str) -> None:

@@ -19,6 +19,7 @@ from ..models.bridge import Bridge
 from ..models.cached_lm import CachedLM
 from ..types import EMPTY_DRAFT, Draft, DraftRequest, Probs, SamplingParams
 from . import growth
+from .chains import Chains
 from .context import DraftContext
 
 
@@ -55,13 +56,9 @@ class ModelDrafter:
         lm: the draft model, with a row for each sequence of the batch.
         vocab_size: V of the target; q has this width.
         common: only ids below this are proposed (`models.vocab.common_vocabulary`).
-        confidence: a greedy chain goes on only while the product of the draft model's own probabilities for its
-            tokens is at least this; 0 always drafts to the budget. A stopping rule over the drafter's own law, and
-            every drawn token stays, so the output's law cannot depend on it (a threshold policy as in SpecDec++,
-            2405.19715, on the drafter's own confidence).
         kept: the token each logit belongs to, ascending, where the output layer was reduced
             (`models.shrink.keep_outputs`); q is zero elsewhere.
-        eos_ids: drafting a sequence stops after one of these was drawn (it stays in the draft).
+        eos_ids, confidence: when a chain ends, see `chains.Chains`.
         name: as the user wrote it.
         tree: the kind of tree to draft, or None for chains.
         costs: let optimal trees have only as many nodes and layers as pay.
@@ -117,25 +114,33 @@ class ModelDrafter:
             self.lm.free(row)
 
     def _chains(self, requests: Sequence[DraftRequest]) -> list[Draft]:
-        drawn: dict[int, list[int]] = {r.id: [] for r in requests}
-        laws: dict[int, list[Probs]] = {r.id: [] for r in requests}
-        survival = dict.fromkeys(drawn, 1.0)
-        active = [r for r in requests if self._fits(r)]
-        feeds = [self._unfed(r) for r in active]
-        while active:
-            logits = self.lm.extend([self._rows[r.id] for r in active], feeds)
-            for request, probability in zip(active, self._confidences(logits, active)):
-                survival[request.id] *= probability
-            for i, request in enumerate(active):
-                if self._by_string:
-                    drawn[request.id].append(int(logits[i].argmax()))
-                    continue
-                law = self._law(logits[i : i + 1], request, [drawn[request.id]])
-                drawn[request.id].append(sampling.draw(law, 0, request.generator, "draft"))
-                laws[request.id].append(law)
-            active = [r for r in active if self._goes_on(r, drawn[r.id], survival[r.id])]
-            feeds = [[self._own(drawn[r.id][-1])] for r in active]
-        return [self._draft(r, drawn[r.id], laws[r.id]) for r in requests]
+        chains = Chains(
+            requests,
+            self._eos_ids,
+            self._confidence,
+            self.lm.max_length,
+            lengths={r.id: len(self._contexts[r.id]) for r in requests if r.id in self._contexts},
+            fixed=self._by_string,
+        )
+        feeds = [self._unfed(request) for request in chains.active]
+        while chains.active:
+            logits = self.lm.extend([self._rows[r.id] for r in chains.active], feeds)
+            chains.grow(logits, self._next_law)
+            feeds = [[self._own(chains.drawn(request)[-1])] for request in chains.active]
+        drafts = chains.drafts()
+        return [self._said(r, draft) for r, draft in zip(requests, drafts)] if self._by_string else drafts
+
+    def _next_law(self, logits: Tensor, request: DraftRequest, drawn: Sequence[int]) -> Probs:
+        if self._by_string:
+            return Probs.one_hot(sampling.highest(logits)[1], logits.shape[-1])
+        return self._law(logits, request, [drawn])
+
+    def _said(self, request: DraftRequest, draft: Draft) -> Draft:
+        """A chain of the draft model's own ids as the target's tokens of the same text."""
+        if self._bridge is None or not draft.num_nodes:
+            return draft
+        said = self._bridge.to_target(request.tokens, self._contexts[request.id], list(draft.tokens))
+        return Draft.chain(said[: request.max_nodes])
 
     def _trees(self, requests: Sequence[DraftRequest], option: growth.TreeOption) -> list[Draft]:
         """Layer by layer: each plan names the nodes to expand, one pass feeds them all, each gets its children."""
@@ -256,20 +261,6 @@ class ModelDrafter:
             self.lm.prefill(row, tokens[:-1])
         return tokens[len(self.lm.held(row)) :]
 
-    def _goes_on(self, request: DraftRequest, drawn: list[int], survival: float) -> bool:
-        """Whether another token may be drafted. Looks at the draft's side only and keeps every drawn token: exact."""
-        room = len(self._contexts[request.id]) + len(drawn) <= self.lm.max_length
-        worth = survival >= self._confidence
-        return len(drawn) < request.max_nodes and room and worth and drawn[-1] not in self._eos_ids
-
-    def _confidences(self, logits: Tensor, active: Sequence[DraftRequest]) -> list[float]:
-        """The draft model's probability of its most likely token, for greedy requests; 1 for sampled ones."""
-        greedy = [self._by_string or request.params.greedy for request in active]
-        if not self._confidence or not any(greedy):
-            return [1.0] * len(active)
-        scores = logits.float() - sampling.highest(logits)[0]
-        return [1 / total if own else 1.0 for total, own in zip(scores.exp_().sum(-1).tolist(), greedy)]
-
     def _law(
         self,
         logits: Tensor,
@@ -307,16 +298,6 @@ class ModelDrafter:
         logits = logits[:, : self._vocab_size].clone()
         logits[:, self._common :] = -torch.inf
         return logits
-
-    def _draft(self, request: DraftRequest, drawn: list[int], laws: list[Probs]) -> Draft:
-        if not drawn:
-            return EMPTY_DRAFT
-        if self._by_string and self._bridge is not None:
-            said = self._bridge.to_target(request.tokens, self._contexts[request.id], drawn)
-            return Draft.chain(said[: request.max_nodes])
-        if request.params.greedy:
-            return Draft.chain(drawn)
-        return Draft.chain(drawn, Probs.stack(laws), "independent")
 
 
 def build(argument: str, context: DraftContext) -> ModelDrafter:

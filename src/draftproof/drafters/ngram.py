@@ -6,11 +6,14 @@ match wins, among equals the most recent, and a match that runs into the end of 
 
 from __future__ import annotations
 
+import operator
 from collections.abc import Sequence
+from itertools import accumulate
 
 from ..errors import OptionError
 from ..types import EMPTY_DRAFT, Draft, DraftRequest
 from .context import DraftContext
+from .offer import Offer, discount
 
 
 class NgramIndex:
@@ -36,14 +39,19 @@ class NgramIndex:
                 if n <= end:
                     self._ends[tuple(tokens[end - n : end])] = end
 
-    def lookup(self, num: int) -> list[int]:
-        """The `num` tokens that followed the longest known suffix; empty if none is known."""
+    def match(self) -> tuple[int, int]:
+        """Length of the longest known suffix, and where it last ended before; (0, 0) if none is known."""
         tokens = self._tokens
         for n in self._sizes:
             if n < len(tokens) and (end := self._ends.get(tuple(tokens[-n:]))) is not None:
-                period = len(tokens) - end
-                return [tokens[end + i % period] for i in range(num)]
-        return []
+                return n, end
+        return 0, 0
+
+    def lookup(self, num: int) -> list[int]:
+        """The `num` tokens that followed the longest known suffix; empty if none is known."""
+        n, end = self.match()
+        period = len(self._tokens) - end
+        return [self._tokens[end + i % period] for i in range(num)] if n else []
 
 
 class NgramDrafter:
@@ -64,15 +72,23 @@ class NgramDrafter:
         self._indexes: dict[int, NgramIndex] = {}
 
     def propose(self, requests: Sequence[DraftRequest]) -> list[Draft]:
-        return [self._propose(request) for request in requests]
+        return [offer.draft for offer in self.offers(requests)]
 
-    def _propose(self, request: DraftRequest) -> Draft:
+    def offers(self, requests: Sequence[DraftRequest]) -> list[Offer]:
+        """The drafts with what is expected of them: what a context of n tokens that was seen once is worth."""
+        return [self._offer(request) for request in requests]
+
+    def _offer(self, request: DraftRequest) -> Offer:
         index = self._indexes.get(request.id)
         if index is None:
             index = self._indexes[request.id] = NgramIndex(self.min_n, self.max_n)
         index.follow(request.tokens)
         tokens = index.lookup(request.max_nodes)
-        return Draft.chain(tokens) if tokens else EMPTY_DRAFT
+        if not tokens:
+            return Offer(EMPTY_DRAFT, 0.0)
+        first = index.match()[0]
+        survival = accumulate((1 - discount(n) for n in range(first, first + len(tokens))), operator.mul)
+        return Offer(Draft.chain(tokens), sum(survival))
 
     def release(self, sequence_id: int) -> None:
         self._indexes.pop(sequence_id, None)

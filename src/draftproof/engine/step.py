@@ -46,7 +46,7 @@ def step(
         One `Round` per sequence. The rows already hold the accepted path; the caller appends the tokens.
     """
     requests = [
-        DraftRequest(s.id, tuple(s.tokens), s.num_prompt, s.params, s.generator, budget)
+        DraftRequest(s.id, tuple(s.tokens), s.num_prompt, s.params, s.generator, budget, row=s.row)
         for s, budget in zip(sequences, budgets)
     ]
     started = time.perf_counter()

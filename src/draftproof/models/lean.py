@@ -14,6 +14,7 @@ all that out on the model itself.
 
 from __future__ import annotations
 
+import copy
 from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
@@ -124,6 +125,19 @@ class LeanForward:
         self._bitwise = wanted
         if isinstance(self.attention, TorchAttention):
             self.attention.bitwise = wanted
+
+    @property
+    def num_layers(self) -> int:
+        return len(self._layers)
+
+    def early_exit(self, num_layers: int) -> LeanForward:
+        """The first layers under the same norm and output layer: a model of its own that shares weights and slots.
+
+        What it writes to a slot is what this forward writes there, for those layers; the others keep what they hold.
+        """
+        exit = copy.copy(self)
+        exit.taps, exit._layers = (), self._layers[:num_layers]
+        return exit
 
     @property
     def num_bytes(self) -> int:
