@@ -69,7 +69,8 @@ def load(
     Args:
         target: a model folder, a Hugging Face name, a .gguf file, a known short name - or an engine, whose target
             is then shared instead of loaded again.
-        drafter: `none`, `ngram`, `model:ID`, `package.module:Class`, or an object with propose and release.
+        drafter: `none`, `ngram`, `model:ID`, `medusa:FOLDER`, `eagle:FOLDER`, `package.module:Class`, or an object
+            with propose and release.
         dtype: the target's and the drafter's; None is each checkpoint's own.
         device: None is cuda if there is one, else cpu.
         weights: the target's format: "auto" (the fastest exact one), "dense", "packed" or "int8" (exact relative to
@@ -168,6 +169,7 @@ def _load_target(
         eos_ids=eos_ids,
         max_batch=max_batch,
         max_length=lm.max_length,
+        target=lm,
         model_options=options,
     )
     config = {

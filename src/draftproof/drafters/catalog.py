@@ -1,6 +1,7 @@
 """Drafters by name: a literal table, a dotted path to your own class, or an installed entry point.
 
-none   ngram   ngram:2-5   model:FOLDER   your.package:YourDrafter   a,b (later: cascades)
+none   ngram   ngram:2-5   model:FOLDER   medusa:FOLDER   eagle:FOLDER   your.package:YourDrafter
+a,b (later: cascades)
 """
 
 from __future__ import annotations
@@ -21,6 +22,8 @@ TABLE = {
     "none": "draftproof.drafters.none:build",
     "ngram": "draftproof.drafters.ngram:build",
     "model": "draftproof.drafters.draft_model:build",
+    "medusa": "draftproof.drafters.medusa:build",
+    "eagle": "draftproof.drafters.eagle:build",
 }
 
 

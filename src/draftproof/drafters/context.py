@@ -4,9 +4,12 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from ..errors import OptionError
+
+if TYPE_CHECKING:
+    from ..models.cached_lm import CachedLM
 
 
 @dataclass(frozen=True)
@@ -26,6 +29,7 @@ class DraftContext:
         draft_vocab: let a draft model propose only so many (frequent) tokens, or None.
         draft_confidence: a greedy chain stops once its product of draft probabilities falls below this; 0 is off.
         draft_corpus: texts as ids to count those tokens in; without any, low ids count as frequent.
+        target: the loaded target, for drafters that read its hidden states; or None.
         model_options: keyword arguments for `models.hf.load_model`.
     """
 
@@ -41,7 +45,24 @@ class DraftContext:
     draft_vocab: int | None = None
     draft_confidence: float = 0.0
     draft_corpus: Sequence[Sequence[int]] = ()
+    target: CachedLM | None = None
     model_options: Mapping[str, Any] = field(default_factory=dict)
+
+    @property
+    def allow_pickle(self) -> bool:
+        return bool(self.model_options.get("allow_pickle"))
+
+    def loaded_target(self, name: str, argument: str) -> CachedLM:
+        """The target, for a drafter of trained heads.
+
+        Raises:
+            OptionError: no folder was named, or there is no loaded target.
+        """
+        if not argument:
+            raise OptionError(f"drafter {name!r} needs a folder with its weights, as in {name}:FOLDER")
+        if self.target is None:
+            raise OptionError(f"drafter {name!r} reads the target's hidden states: give it to load with a target")
+        return self.target
 
     @staticmethod
     def refuse_argument(name: str, argument: str) -> None:

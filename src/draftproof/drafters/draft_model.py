@@ -110,18 +110,11 @@ class ModelDrafter:
         """q over the target's ids from the draft model's logits `[1, V']`; ids it may not propose have none."""
         params = request.params
         tokens = (*request.tokens, *drawn) if params.needs_history else ()
-        if self._kept is not None and not (params.needs_history or params.logit_bias or params.banned_tokens):
-            law = sampling.probs(logits, params)
-            ids = self._kept[None] if law.ids is None else self._kept[law.ids]
-            return Probs(law.values, ids, self._vocab_size)
-        return sampling.probs(self._spread(logits), params, tokens, request.num_prompt)
+        logits = logits if self._kept is not None else self._spread(logits)
+        return sampling.reduced_probs(logits, self._kept, self._vocab_size, params, tokens, request.num_prompt)
 
     def _spread(self, logits: Tensor) -> Tensor:
-        """Logits `[1, V']` over the target's ids `[1, V]`; -inf for ids that are not shared or not kept."""
-        if self._kept is not None:
-            spread = logits.new_full((1, self._vocab_size), -torch.inf)
-            spread[:, self._kept] = logits
-            return spread
+        """Logits `[1, V']` over the target's ids `[1, V]`; -inf for ids that are not shared."""
         if self._common == self._vocab_size == logits.shape[-1]:
             return logits
         if logits.shape[-1] < self._vocab_size:

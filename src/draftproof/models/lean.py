@@ -93,7 +93,8 @@ class LeanForward:
         self.device: torch.device = model.device
         self.dtype: torch.dtype = model.dtype
         self.weights, make = maker(weights, self.dtype, self.device)
-        self.taps: tuple[int, ...] = ()  # record the hidden state that enters these layers (num_layers: the last one)
+        self.num_layers, self.hidden_size = config.num_hidden_layers, config.hidden_size
+        self.taps: tuple[int, ...] = ()
         self._heads, self._kv_heads = config.num_attention_heads, config.num_key_value_heads
         self._width = getattr(config, "head_dim", None) or config.hidden_size // self._heads
         self._eps = config.rms_norm_eps
@@ -148,7 +149,7 @@ class LeanForward:
                 tapped.append(x[:num_tokens])
             x = self._layer(number, layer, x, cos, sin, views)
         if len(self._layers) in self.taps:
-            tapped.append(x[:num_tokens])
+            tapped.append(rms_norm(x[:num_tokens], self._norm.shape, self._norm, self._eps))
         logits = self._logits(x, num_tokens, blocks, want)
         return PassOutput(logits, torch.cat(tapped, dim=-1) if tapped else None)
 
@@ -158,9 +159,22 @@ class LeanForward:
         if want == "last" and len(blocks) < num_tokens:
             ends = torch.tensor([len(block.tokens) for block in blocks]).cumsum(0) - 1
             x, num_tokens = x[ends.to(x.device)], len(blocks)
+        return self._project(rms_norm(x, self._norm.shape, self._norm, self._eps))[:num_tokens]
+
+    @torch.inference_mode()
+    def embed(self, ids: Tensor) -> Tensor:
+        """See `passes.Forward`."""
+        return self._embedding[ids]
+
+    @torch.inference_mode()
+    def project(self, states: Tensor) -> Tensor:
+        """See `passes.Forward`."""
+        return self._project(states)[: len(states)]
+
+    def _project(self, x: Tensor) -> Tensor:
         if len(x) < self._min_rows:
             x = torch.cat([x, x[:1].expand(self._min_rows - len(x), -1)])
-        return self._head(rms_norm(x, self._norm.shape, self._norm, self._eps))[:num_tokens]
+        return self._head(x)
 
     def _layer(self, number: int, layer: _Layer, x: Tensor, cos: Tensor, sin: Tensor, views: Sequence[_View]) -> Tensor:
         heads, kv_heads, width = self._heads, self._kv_heads, self._width
