@@ -7,19 +7,22 @@ import dataclasses
 import pytest
 import torch
 
+import draftproof as dp
 from draftproof import sampling
 from draftproof.drafters import catalog
+from draftproof.drafters import eagle as eagle_drafter
 from draftproof.drafters.context import DraftContext
-from draftproof.drafters.medusa import tree_choices
+from draftproof.drafters.medusa import MedusaDrafter, tree_choices
+from draftproof.engine import Engine
 from draftproof.errors import DraftproofError, ModelError
 from draftproof.models.cached_lm import CachedLM
 from draftproof.models.lean import LeanForward
 from draftproof.models.plugged import PluggedForward
 from draftproof.sampling import SeededSource
-from draftproof.types import DraftRequest, SamplingParams
+from draftproof.types import DraftRequest, SamplingParams, Verification
 from engines import ModelTarget, engine, reference
 from heads import DRAFT_IDS, V, eagle1, eagle3, eagle_logits, medusa, medusa_logits, save
-from tiny import tiny_llama
+from tiny import save_tiny, tiny_llama
 
 LAYERS = 7  # EAGLE-3 then reads layers 2, 3 and 4
 KINDS = {
@@ -277,8 +280,6 @@ def test_medusa_trees_hold_the_likeliest_paths_first():
 
 
 def test_a_medusa_tree_is_filled_with_each_heads_likeliest_tokens(tmp_path, plain):
-    from draftproof.drafters.medusa import MedusaDrafter
-
     target, chain = build("medusa", tmp_path / "head")
     choices = [(0,), (0, 1), (1,), (1, 0), (0, 1, 2), (2,)]
     drafter = MedusaDrafter(chain.net, LAYERS, V, choices=choices)
@@ -289,6 +290,79 @@ def test_a_medusa_tree_is_filled_with_each_heads_likeliest_tokens(tmp_path, plai
         for token, choice in zip(draft.tokens, choices):
             logits = medusa_logits(KINDS["medusa"](), plain.model, text, len(choice) - 1)
             assert token == int(logits.topk(3).indices[choice[-1]])
-    for wrong in ([(0, 0)], [(0,), (0,)], [()], [(-1,)]):
-        with pytest.raises(DraftproofError, match="after its parent"):
+    for wrong in ([(0, 0)], [(0,), (0,)], [()], [(-1,)], [(0,), (0, 0), (0, 0, 0), (0, 0, 0, 0)]):
+        with pytest.raises(DraftproofError, match="a Medusa tree"):
             MedusaDrafter(chain.net, LAYERS, V, choices=wrong)
+
+
+def follow(draft, p, source) -> Verification:
+    """The greedy rule for trees, written out: go to the child the target chooses while there is one."""
+    path: list[int] = []
+    while True:
+        token = sampling.draw(p, path[-1] + 1 if path else 0, source, "bonus")
+        children = draft.children[path[-1] + 1 if path else 0]
+        found = next((node for node in children if draft.tokens[node] == token), None)
+        if found is None:
+            return Verification(tuple(path), token, "bonus", draft.num_nodes)
+        path.append(found)
+
+
+@pytest.mark.parametrize("lean", [True, False], ids=["lean", "transformers"])
+def test_states_of_a_scattered_path_are_gathered_and_a_tree_from_the_config_changes_no_text(tmp_path, plain, lean):
+    """Heads that repeat the target's own guess are right now and then; the tree offers several ranks of each."""
+    model = target_model()
+    target = CachedLM(LeanForward(model, 256, "dense") if lean else PluggedForward(model, 256), 4)
+    config, tensors = medusa("original")
+    for head in range(3):
+        tensors[f"{head}.0.linear.weight"].zero_()
+        tensors[f"{head}.0.linear.bias"].zero_()
+        tensors[f"{head}.1.weight"] = plain.model.lm_head.weight.data.clone()
+    config["medusa_choices"] = [[r] for r in range(20)] + [[r, s] for r in range(12) for s in range(4)]
+    folder = save(tmp_path / "head", (config, tensors), "medusa_lm_head.safetensors")
+    drafter = catalog.build(f"medusa:{folder}", DraftContext(vocab_size=V, target=target, draft_weights="dense"))
+    run = Engine(target, drafter, follow, max_draft=68, max_batch=4)
+    params = SamplingParams(temperature=0, max_new_tokens=40)
+    prompts = [[1], [2, 3, 4, 5, 6, 7, 8, 9], [10, 11]]
+    results = run.generate(prompts, params)
+    assert [r.token_ids for r in results] == [reference(plain, p, params) for p in prompts]
+    assert sum(r.stats.num_accepted for r in results) > 5
+    row = target.open([*prompts[1], *results[1].token_ids])
+    states = plain.model(torch.tensor([target.held(row)]), output_hidden_states=True).hidden_states[-1][0]
+    assert len(states) > 40
+    torch.testing.assert_close(target.features(row), states, rtol=1e-3, atol=1e-3)
+
+
+def test_a_long_prompt_is_read_in_pieces(tmp_path, monkeypatch):
+    target, drafter = build("eagle3 speculators", tmp_path / "head")
+    _, whole = build("eagle3 speculators", tmp_path / "again")
+    asked = request(target, [(7 * i * i + 1) % V for i in range(23)])
+    expected = whole.propose([asked])[0].tokens
+    monkeypatch.setattr(eagle_drafter, "_CHUNK", 4)
+    assert drafter.propose([asked])[0].tokens == expected
+
+
+def test_an_end_of_text_id_ends_the_chain_and_stays_in_it(tmp_path):
+    target, drafter = build("eagle1", tmp_path / "head")
+    asked = request(target, [3, 1, 4, 1, 5])
+    free = drafter.propose([asked])[0].tokens
+    drafter._eos_ids = frozenset([free[1]])
+    assert drafter.propose([asked])[0].tokens == free[: free.index(free[1]) + 1]
+
+
+def test_engines_with_different_heads_share_one_loaded_target(tmp_path):
+    """Through `load`, with its defaults: packed bit-exact target, 8-bit heads. Every text is the plain one."""
+    target = save_tiny(tmp_path / "target", target_model(), tokenizer=False)
+    folders = {
+        name: save(tmp_path / name, KINDS[kind](), "model.safetensors")
+        for name, kind in (("eagle", "eagle3 speculators"), ("medusa", "medusa of vllm"))
+    }
+    plain = dp.load(str(target), device="cpu")
+    params = SamplingParams(temperature=0, max_new_tokens=20)
+    prompts = [[1, 2, 3], [4, 5, 6, 7, 8, 9]]
+    expected = [r.token_ids for r in plain.generate(prompts, params)]
+    for name, folder in folders.items():
+        engine = dp.load(plain, f"{name}:{folder}", max_draft=3)
+        results = engine.generate(prompts, params)
+        assert [r.token_ids for r in results] == expected and engine.config["drafter"] == f"{name}:{folder}"
+        assert all(r.stats.num_drafted for r in results)
+    assert [r.token_ids for r in plain.generate(prompts, params)] == expected

@@ -105,7 +105,9 @@ class ModelOptions(TargetOptions):
 
     drafter: Annotated[
         str,
-        typer.Option("--drafter", "-d", rich_help_panel="Model", help="none, ngram, model:ID or package.module:Class."),
+        typer.Option(
+            "--drafter", "-d", rich_help_panel="Model", help="none, ngram, model:ID, eagle:FOLDER, medusa:FOLDER, ..."
+        ),
     ] = "ngram"
 
     def load(self) -> Engine:

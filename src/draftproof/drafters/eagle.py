@@ -15,7 +15,7 @@ from torch import Tensor
 from torch.nn.functional import scaled_dot_product_attention
 
 from .. import sampling
-from ..errors import ModelError
+from ..errors import ModelError, VocabularyError
 from ..models.cached_lm import common_prefix
 from ..models.masks import Block
 from ..models.slots import SlotStore
@@ -182,7 +182,6 @@ def build(argument: str, context: DraftContext) -> EagleDrafter:
     """
     from pathlib import Path
 
-    from ..errors import VocabularyError
     from ..models.forwards import draft_format, replace_linears
     from ..nets.eagle import default_layers
     from ..nets.eagle_files import read_eagle

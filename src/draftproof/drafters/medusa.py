@@ -14,6 +14,7 @@ import torch
 from torch import Tensor
 
 from .. import sampling
+from ..errors import ModelError, OptionError, VocabularyError
 from ..nets.medusa import MedusaNet
 from ..types import EMPTY_DRAFT, Draft, DraftRequest, Probs
 from .context import DraftContext
@@ -26,7 +27,7 @@ class MedusaDrafter:
     """Chains or a static tree from Medusa heads.
 
     Args:
-        net: the heads, in the dtype to compute in.
+        net: the heads, in the target's dtype.
         tap: the number of the target's layers, which names its last hidden state.
         vocab_size: V of the target; q has this width.
         choices: the tree, parents before their children; empty drafts chains, greedy at temperature 0 and drawn from
@@ -48,11 +49,10 @@ class MedusaDrafter:
         self.name = name
         self.net = net
         self.taps = (tap,)
-        self.choices = [choice for choice in choices if len(choice) <= net.config.num_heads]
-        self._parents = _parents(self.choices)
+        self.choices = list(choices)
+        self._parents = _parents(self.choices, net.config.num_heads)
         self._vocab_size = vocab_size
         self._target_ids = target_ids
-        self._dtype = next(p.dtype for p in net.parameters())
 
     @torch.inference_mode()
     def propose(self, requests: Sequence[DraftRequest]) -> list[Draft]:
@@ -61,7 +61,7 @@ class MedusaDrafter:
         if not active:
             return [EMPTY_DRAFT] * len(requests)
         states = torch.cat([r.states(self.taps, len(r.tokens) - 2) for r in active])
-        logits = self.net(states.to(self._dtype), max(r.max_nodes for r in active))
+        logits = self.net(states, max(r.max_nodes for r in active))
         make = self._tree if self.choices else self._chain
         drafts = {r.id: make(r, [head[i : i + 1] for head in logits]) for i, r in enumerate(active)}
         return [drafts.get(r.id, EMPTY_DRAFT) for r in requests]
@@ -119,16 +119,16 @@ def tree_choices(accuracies: Sequence[Sequence[float]], num_nodes: int) -> list[
     return found
 
 
-def _parents(choices: Sequence[Choice]) -> tuple[int, ...]:
+def _parents(choices: Sequence[Choice], num_heads: int) -> tuple[int, ...]:
     """Each choice's parent by index.
 
     Raises:
-        OptionError: a choice comes before its parent, or twice.
+        OptionError: a choice comes before its parent, or twice, or is deeper than there are heads.
     """
-    from ..errors import OptionError
-
     index: dict[Choice, int] = {(): -1}
     for number, choice in enumerate(choices):
+        if len(choice) > num_heads:
+            raise OptionError(f"a Medusa tree of {num_heads} heads is no deeper than that, unlike path {choice}")
         if not choice or choice in index or choice[:-1] not in index or min(choice) < 0:
             raise OptionError(f"a Medusa tree lists ranks by path, each path once and after its parent, not {choice}")
         index[choice] = number
@@ -144,7 +144,6 @@ def build(argument: str, context: DraftContext) -> MedusaDrafter:
     """
     from pathlib import Path
 
-    from ..errors import ModelError, VocabularyError
     from ..models.forwards import draft_format, replace_linears
     from ..nets.medusa_files import read_medusa
 
@@ -169,6 +168,7 @@ def build(argument: str, context: DraftContext) -> MedusaDrafter:
         net,
         forward.num_layers,
         context.vocab_size,
+        choices=checkpoint.choices,
         target_ids=None if ids is None else ids.to(forward.device),
         name=f"medusa:{argument}",
     )

@@ -43,6 +43,20 @@ class MedusaCheckpoint:
     tensors: Mapping[str, Tensor]
     source: tuple[str, Mapping[str, Any]] | None = field(default=None, compare=False)
 
+    @property
+    def choices(self) -> list[tuple[int, ...]]:
+        """The tree the config asks for (`medusa_choices`: paths of ranks, parents first); empty means chains."""
+        stated = self.source[1].get("medusa_choices") if self.source else None
+        if not stated:
+            return []
+        if not isinstance(stated, list) or not all(
+            isinstance(path, list) and path and all(isinstance(rank, int) for rank in path) for path in stated
+        ):
+            raise ModelError(
+                f"config key medusa_choices must list paths of ranks, such as [[0], [0, 0], [1]], not {stated!r:.60}"
+            )
+        return [tuple(path) for path in stated]
+
     def net(self, label: str = "medusa") -> MedusaNet:
         """The heads with exactly these tensors.
 
