@@ -233,6 +233,7 @@ class Spy:
     def __init__(self, forward, fed):
         self.inner, self.fed, self.chunk = forward, fed, forward.chunk
         self.cache, self.vocab_size, self.max_length = forward.cache, forward.vocab_size, forward.max_length
+        self.taps = forward.taps
 
     def __call__(self, blocks, want):
         self.fed.append(len(blocks[0].tokens))

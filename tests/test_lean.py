@@ -106,7 +106,7 @@ def test_taps_give_the_hidden_states_that_transformers_records(kind):
     model = randomised(FAMILY[kind])
     lean, plugged = LeanForward(copy.deepcopy(model), 64, "packed"), PluggedForward(model, 64)
     blocks = [Block(0, 0, [1, 2, 3]), Block(1, 0, [4, 5])]
-    lean.taps = plugged.taps = (0, 2, 3)
+    lean.taps = plugged.taps = (0, 2, model.config.num_hidden_layers)
     one, other = lean(blocks, "last"), plugged(blocks, "last")
     assert one.features.shape == (5, 3 * 64) and one.logits.shape == (2, 128)
     torch.testing.assert_close(one.features, other.features, rtol=1e-4, atol=1e-4)

@@ -121,7 +121,8 @@ def test_rows_are_taken_given_back_and_reused_by_longest_prefix():
 def test_features_name_position_and_token():
     target = TableTarget([0.5, 0.5], feature_width=3)
     row = target.open([1, 0])
-    assert target.prefill(row, [1, 0]).tolist() == [[0, 1, 0], [1, 0, 0]]
+    target.prefill(row, [1, 0])
+    assert target.features(row).tolist() == [[0, 1, 0], [1, 0, 0]]
     (output,) = target.score([row], [1], [Draft((0, 1), (-1, -1))])
     assert output.features.tolist() == [[2, 1, 0], [3, 0, 0], [3, 1, 0]]
 

@@ -79,8 +79,8 @@ def load(
     Args:
         target: a model folder, a Hugging Face name, a .gguf file, a known short name - or an engine, whose target
             is then shared instead of loaded again.
-        drafter: `none`, `ngram`, `suffix`, `model:ID`, `self:N`, `package.module:Class`, several with commas (a
-            cascade), or an object with propose and release.
+        drafter: `none`, `ngram`, `suffix`, `model:ID`, `medusa:FOLDER`, `eagle:FOLDER`, `self:N`,
+            `package.module:Class`, several with commas (a cascade), or an object with propose and release.
         dtype: the target's and the drafter's; None is each checkpoint's own.
         device: None is cuda if there is one, else cpu.
         weights: the target's format: "auto" (the fastest exact one), "dense", "packed", "int8" or "int4" (exact

@@ -32,12 +32,21 @@ class Target(Protocol):
     vocab_size: int
     max_length: int
 
+    @property
+    def taps(self) -> tuple[int, ...]:
+        """The layers whose states `features` gives."""
+        ...
+
     def open(self, tokens: Sequence[int]) -> int:
         """Take a free row, reusing the longest known prefix of `tokens`. Returns the row."""
         ...
 
-    def prefill(self, row: int, tokens: Sequence[int]) -> Tensor | None:
-        """Make the row hold exactly `tokens`; returns features `[T, F]` of what was fed, or None."""
+    def prefill(self, row: int, tokens: Sequence[int]) -> None:
+        """Make the row hold exactly `tokens`."""
+        ...
+
+    def features(self, row: int) -> Tensor | None:
+        """Hidden states `[T, F]` of every position the row holds, or None where none are recorded."""
         ...
 
     def score(self, rows: Sequence[int], roots: Sequence[int], drafts: Sequence[Draft]) -> list[TargetOutput]:

@@ -67,6 +67,29 @@ def highest(logits: Tensor) -> tuple[Tensor, Tensor]:
     return logits.gather(-1, ids), ids
 
 
+def reduced_probs(
+    logits: Tensor,
+    ids: Tensor | None,
+    vocab_size: int,
+    params: SamplingParams,
+    tokens: Sequence[int] = (),
+    num_prompt: int = 0,
+) -> Probs:
+    """Laws of the next token after `tokens`, from logits that speak of some tokens only; the others have none.
+
+    Args:
+        logits: `[R, D]`.
+        ids: the token of each logit, distinct, int64 `[D]`; None means all V in order.
+        vocab_size: V, the width of the law.
+    """
+    if ids is None or params.needs_history or params.logit_bias or params.banned_tokens:
+        if ids is not None:
+            logits = logits.new_full((len(logits), vocab_size), -torch.inf).index_copy_(1, ids, logits)
+        return probs(logits, params, tokens, num_prompt)
+    law = probs(logits, params)
+    return Probs(law.values, ids.expand(len(law), -1) if law.ids is None else ids[law.ids], vocab_size)
+
+
 def penalise(
     logits: Tensor, params: SamplingParams, tokens: Sequence[int], num_prompt: int, draft: Draft = EMPTY_DRAFT
 ) -> Tensor:

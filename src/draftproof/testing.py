@@ -80,14 +80,22 @@ class FnTarget:
         self._rows[row].busy = True
         return row
 
-    def prefill(self, row: int, tokens: Sequence[int]) -> Tensor | None:
+    @property
+    def taps(self) -> tuple[int, ...]:
+        """One layer, 0, where there are features."""
+        return (0,) if self.feature_width else ()
+
+    def features(self, row: int) -> Tensor | None:
+        tokens = self._state(row).tokens
+        return self._features(range(len(tokens)), tokens)
+
+    def prefill(self, row: int, tokens: Sequence[int]) -> None:
         state = self._state(row)
         assert len(tokens) <= self.max_length, f"{len(tokens)} tokens do not fit max_length {self.max_length}"
         shared = _num_shared(state.tokens, tokens)
         state.tokens, state.scored = list(tokens), None
         self.num_prefill_calls += 1
         self.num_fed_tokens += len(tokens) - shared
-        return self._features(range(shared, len(tokens)), tokens[shared:])
 
     def score(self, rows: Sequence[int], roots: Sequence[int], drafts: Sequence[Draft]) -> list[TargetOutput]:
         assert len(rows) == len(roots) == len(drafts), "score needs one root and one draft per row"

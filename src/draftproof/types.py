@@ -14,6 +14,7 @@ from typing import TYPE_CHECKING, Literal, get_args
 import torch
 from torch import Tensor
 
+from .errors import DrafterError
 from .params import SamplingParams
 from .probs import Probs
 
@@ -146,7 +147,10 @@ class DraftRequest:
         params: the sequence's sampling parameters.
         generator: the source for the drafter's own draws.
         max_nodes: at most this many nodes may be proposed; may be 0.
-        features: hidden states `[T, F]` of the target for positions from first_feature_pos on, or None.
+        features: hidden states `[T, F]` of the target for positions from first_feature_pos on, or None. The engine
+            gives those of all tokens but the last.
+        taps: the target's layers whose input states lie side by side in a feature (their number: the last hidden
+            state, normed); F is H for each.
         row: the sequence's row in the target's cache, which holds all but the last of tokens; None if it has none.
     """
 
@@ -159,6 +163,21 @@ class DraftRequest:
     features: Tensor | None = None
     first_feature_pos: int = 0
     row: int | None = None
+    taps: tuple[int, ...] = ()
+
+    def states(self, layers: Sequence[int], first: int) -> Tensor:
+        """The states of some layers, side by side, from position `first` on: `[T', len(layers) * H]`.
+
+        Raises:
+            DrafterError: the target did not record them.
+        """
+        if self.features is None or not set(layers) <= set(self.taps) or first < self.first_feature_pos:
+            raise DrafterError(f"the target's states of layers {list(layers)} were not recorded from position {first}")
+        states = self.features[first - self.first_feature_pos :]
+        if tuple(layers) == self.taps:
+            return states
+        parts = states.chunk(len(self.taps), dim=-1)
+        return torch.cat([parts[self.taps.index(layer)] for layer in layers], dim=-1)
 
 
 @dataclass(frozen=True)
@@ -250,7 +269,6 @@ class SequenceState:
     params: SamplingParams
     generator: RandomSource
     row: int | None = None
-    features: Tensor | None = None
     finish: FinishReason | None = None
     logprobs: list[TokenLogprob] = field(default_factory=list)
     stats: GenerationStats = field(default_factory=GenerationStats)

@@ -136,7 +136,7 @@ class ModelOptions(TargetOptions):
             "--drafter",
             "-d",
             rich_help_panel="Model",
-            help="none, ngram, suffix, model:ID, self:N, a,b or package.module:Class.",
+            help="none, ngram, suffix, model:ID, eagle:FOLDER, medusa:FOLDER, self:N, or a,b.",
         ),
     ] = "ngram"
 

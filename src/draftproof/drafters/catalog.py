@@ -1,6 +1,7 @@
 """Drafters by name: a literal table, a dotted path to your own class, or an installed entry point.
 
-none   ngram   ngram:2-5   suffix   model:FOLDER   self:LAYERS   your.package:YourDrafter   a,b (a cascade)
+none   ngram   ngram:2-5   suffix   model:FOLDER   medusa:FOLDER   eagle:FOLDER   self:LAYERS
+your.package:YourDrafter   a,b (a cascade)
 """
 
 from __future__ import annotations
@@ -23,6 +24,8 @@ TABLE = {
     "ngram": "draftproof.drafters.ngram:build",
     "suffix": "draftproof.drafters.suffix:build",
     "model": "draftproof.drafters.draft_model:build",
+    "medusa": "draftproof.drafters.medusa:build",
+    "eagle": "draftproof.drafters.eagle:build",
     "self": "draftproof.drafters.early_exit:build",
 }
 

@@ -4,10 +4,13 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from ..errors import OptionError
 from .growth import Costs
+
+if TYPE_CHECKING:
+    from ..models.cached_lm import CachedLM
 
 
 @dataclass(frozen=True)
@@ -31,7 +34,7 @@ class DraftContext:
         cross_vocab: what to do about a draft model with another vocabulary (`models.bridge.MODES`).
         draft_corpus: texts as ids to count those tokens in; without any, low ids count as frequent.
         model_options: keyword arguments for `models.hf.load_model`.
-        target: the target's `models.cached_lm.CachedLM`, for drafters that use its weights, or None.
+        target: the loaded target, for drafters that read its hidden states or use its weights; or None.
     """
 
     target_name: str = "target"
@@ -49,8 +52,24 @@ class DraftContext:
     draft_costs: Costs | None = None
     cross_vocab: str = "auto"
     draft_corpus: Sequence[Sequence[int]] = ()
+    target: CachedLM | None = None
     model_options: Mapping[str, Any] = field(default_factory=dict)
-    target: Any = None
+
+    @property
+    def allow_pickle(self) -> bool:
+        return bool(self.model_options.get("allow_pickle"))
+
+    def loaded_target(self, name: str, argument: str) -> CachedLM:
+        """The target, for a drafter of trained heads.
+
+        Raises:
+            OptionError: no folder was named, or there is no loaded target.
+        """
+        if not argument:
+            raise OptionError(f"drafter {name!r} needs a folder with its weights, as in {name}:FOLDER")
+        if self.target is None:
+            raise OptionError(f"drafter {name!r} reads the target's hidden states: give it to load with a target")
+        return self.target
 
     @staticmethod
     def refuse_argument(name: str, argument: str) -> None:

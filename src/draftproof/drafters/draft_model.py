@@ -275,22 +275,19 @@ class ModelDrafter:
             params: instead of the request's own.
         """
         params = params or request.params
-        if params.needs_history:
-            spread = self._spread(logits).split(1)
-            texts = [(*request.tokens, *path) for path in paths]
-            return Probs.stack([sampling.probs(r, params, text, request.num_prompt) for r, text in zip(spread, texts)])
-        if self._kept is not None and not (params.logit_bias or params.banned_tokens):
-            law = sampling.probs(logits, params)
-            ids = self._kept.expand(len(law), -1) if law.ids is None else self._kept[law.ids]
-            return Probs(law.values, ids, self._vocab_size)
-        return sampling.probs(self._spread(logits), params)
+        logits = logits if self._kept is not None else self._spread(logits)
+        if not params.needs_history:
+            return sampling.reduced_probs(logits, self._kept, self._vocab_size, params)
+        texts = [(*request.tokens, *path) for path in paths]
+        return Probs.stack(
+            [
+                sampling.reduced_probs(row, self._kept, self._vocab_size, params, text, request.num_prompt)
+                for row, text in zip(logits.split(1), texts)
+            ]
+        )
 
     def _spread(self, logits: Tensor) -> Tensor:
-        """Logits `[R, V']` over the target's ids `[R, V]`; -inf for ids that are not shared or not kept."""
-        if self._kept is not None:
-            spread = logits.new_full((len(logits), self._vocab_size), -torch.inf)
-            spread[:, self._kept] = logits
-            return spread
+        """Logits `[R, V']` over the target's ids `[R, V]`; -inf for ids that are not shared."""
         if self._common == self._vocab_size == logits.shape[-1]:
             return logits
         if logits.shape[-1] < self._vocab_size:

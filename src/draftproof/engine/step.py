@@ -45,15 +45,25 @@ def step(
     Returns:
         One `Round` per sequence. The rows already hold the accepted path; the caller appends the tokens.
     """
+    rows = [s.row for s in sequences if s.row is not None]
     requests = [
-        DraftRequest(s.id, tuple(s.tokens), s.num_prompt, s.params, s.generator, budget, row=s.row)
-        for s, budget in zip(sequences, budgets)
+        DraftRequest(
+            s.id,
+            tuple(s.tokens),
+            s.num_prompt,
+            s.params,
+            s.generator,
+            budget,
+            target.features(row),
+            taps=target.taps,
+            row=row,
+        )
+        for s, row, budget in zip(sequences, rows, budgets)
     ]
     started = time.perf_counter()
     drafts = drafter.propose(requests)
     drafted = time.perf_counter()
     _check(drafter, drafts, requests, target.vocab_size)
-    rows = [s.row for s in sequences if s.row is not None]
     outputs = target.score(rows, [s.tokens[-1] for s in sequences], drafts)
     scored = time.perf_counter()
 

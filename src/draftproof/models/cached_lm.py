@@ -14,8 +14,9 @@ from torch import Tensor
 
 from ..errors import ModelError
 from ..types import Draft, TargetOutput
+from .features import FeatureStore
 from .masks import Block
-from .passes import Forward
+from .passes import Forward, PassOutput
 
 
 def common_prefix(a: Sequence[int], b: Sequence[int]) -> int:
@@ -42,6 +43,7 @@ class CachedLM:
         self.max_length = min(forward.max_length, max_length or forward.max_length)
         self.lock = threading.RLock()  # for engines that share this model
         self._held: list[list[int]] = [[] for _ in range(num_rows)]
+        self._features = FeatureStore(num_rows)
         self._pending: dict[int, tuple[int, Draft]] = {}
         self._busy: set[int] = set()
         self._last_use = [0] * num_rows
@@ -52,6 +54,32 @@ class CachedLM:
         for row, held in enumerate(self._held):
             if row not in self._busy:
                 held.clear()
+
+    @property
+    def taps(self) -> tuple[int, ...]:
+        """The layers whose input states are recorded (their number: the last hidden state, normed), ascending."""
+        return self.forward.taps
+
+    def tap(self, layers: Sequence[int]) -> None:
+        """Record these layers' states too, from now on; idle rows are forgotten, as they were read without.
+
+        Raises:
+            ModelError: layers the model does not have, or sequences that run already.
+        """
+        taps = tuple(sorted({*self.taps, *layers}))
+        if taps == self.taps:
+            return
+        if not 0 <= taps[0] <= taps[-1] <= self.forward.num_layers:
+            raise ModelError(f"the target has layers 0 to {self.forward.num_layers - 1}, not {list(layers)}")
+        if self._busy:
+            raise ModelError("hidden states can be recorded from the start only: load this drafter while nothing runs")
+        self.forward.taps = taps
+        self.forget()
+        self._features.clear()
+
+    def features(self, row: int) -> Tensor | None:
+        """The recorded states `[T, F]` of every position the row holds, side by side by layer; None without taps."""
+        return self._features.read(row, len(self._held[row])) if self.taps else None
 
     @property
     def num_busy(self) -> int:
@@ -93,16 +121,18 @@ class CachedLM:
         held = self._held[row]
         while len(held) < len(tokens):
             chunk = tokens[len(held) : len(held) + self.forward.chunk]
-            self.forward([Block(row, len(held), self._known(chunk))], "none")
+            block = Block(row, len(held), self._known(chunk))
+            self._record([block], self.forward([block], "none"))
             held.extend(chunk)
 
     def extend(self, rows: Sequence[int], continuations: Sequence[Sequence[int]]) -> Tensor:
         """Append a non-empty chain to each row; returns the logits `[B, V]` after each chain's last token."""
         blocks = [Block(r, len(self._held[r]), self._known(c)) for r, c in zip(rows, continuations)]
-        logits = self.forward(blocks, "last").logits
+        output = self.forward(blocks, "last")
+        self._record(blocks, output)
         for row, continuation in zip(rows, continuations):
             self._held[row].extend(continuation)
-        return logits
+        return output.logits
 
     def branch(
         self, rows: Sequence[int], tokens: Sequence[Sequence[int]], parents: Sequence[Sequence[int]], fed: Sequence[int]
@@ -136,6 +166,7 @@ class CachedLM:
             blocks.append(Block(row, len(self._held[row]), self._known([root, *draft.tokens]), parents))
             self._pending[row] = (root, draft)
         output = self.forward(blocks, "all")
+        self._record(blocks, output)
         sizes = [draft.num_nodes + 1 for draft in drafts]
         features = [None] * len(sizes) if output.features is None else output.features.split(sizes)
         return [TargetOutput(logits, own) for logits, own in zip(output.logits.split(sizes), features)]
@@ -145,9 +176,18 @@ class CachedLM:
         root, draft = self._pending.pop(row)
         held = self._held[row]
         assert length == len(held) + 1, f"row {row} holds {len(held)} positions, so the root is not at {length - 1}"
-        self.forward.cache.move(row, [length + node for node in path], length)
+        sources = [length + node for node in path]
+        self.forward.cache.move(row, sources, length)
+        self._features.move(row, sources, length)
         held.append(root)
         held.extend(draft.tokens[node] for node in path)
+
+    def _record(self, blocks: Sequence[Block], output: PassOutput) -> None:
+        """Keep the states of a pass at the blocks' slots."""
+        if output.features is None:
+            return
+        for block, features in zip(blocks, output.features.split([len(block.tokens) for block in blocks])):
+            self._features.write(block.row, block.start, features)
 
     def _known(self, tokens: Sequence[int]) -> Sequence[int]:
         """Ids beyond the model's table (a target with more padding than its drafter) are fed as its last id."""

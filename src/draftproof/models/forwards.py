@@ -6,8 +6,6 @@ weights the latter gets its linear layers replaced one by one.
 
 from __future__ import annotations
 
-from typing import Any
-
 import torch
 from torch import Tensor, nn
 
@@ -44,7 +42,7 @@ def make_forward(
             raise OptionError(f"bitwise=True needs the lean forward: {reason or 'it was turned off'}")
         forward = PluggedForward(loaded.model, loaded.max_length)
         check_forward(forward, loaded.model, loaded.name)
-        forward.weights = _replace_linears(loaded.model, weights)
+        forward.weights = replace_linears(loaded.model, weights, forward.dtype, forward.device)
         return forward
     made = LeanForward(loaded.model, loaded.max_length, weights)
     if bitwise is not False and (fault := invariance.secure(made)) and bitwise:
@@ -67,9 +65,16 @@ class FormatLinear(nn.Module):
         return self.linear(rows)[:num].view(*x.shape[:-1], self.out_features)
 
 
-def _replace_linears(model: Any, weights: str) -> str:
+def draft_format(weights: str, forward: Forward) -> str:
+    """The format of a drafter's weights: "auto" is int8 where there is such a kernel."""
+    if weights != "auto":
+        return weights
+    return maker("auto", forward.dtype, forward.device, fallback="int8")[0]
+
+
+def replace_linears(model: nn.Module, weights: str, dtype: torch.dtype, device: torch.device) -> str:
     """Replace every plain `nn.Linear`; layers of other kinds stay. Returns the format's name."""
-    name, make = maker(weights, model.dtype, model.device)
+    name, make = maker(weights, dtype, device)
     if name == "dense":
         return name
     for module in list(model.modules()):

@@ -21,6 +21,7 @@ from typing import Any
 
 import torch
 from torch import Tensor
+from torch.nn.functional import rms_norm
 
 from ..errors import OptionError
 from .attention import Attention, TorchAttention
@@ -96,7 +97,8 @@ class LeanForward:
         self.dtype: torch.dtype = model.dtype
         self.weights, make = maker(weights, self.dtype, self.device)
         fine = maker("int8", self.dtype, self.device)[1] if self.weights == "int4" else make  # what 4 bits hurt most
-        self.taps: tuple[int, ...] = ()  # record the hidden state that enters these layers (num_layers: the last one)
+        self.hidden_size: int = config.hidden_size
+        self.taps: tuple[int, ...] = ()
         heads, kv_heads = config.num_attention_heads, config.num_key_value_heads
         width = getattr(config, "head_dim", None) or config.hidden_size // heads
         eps = config.rms_norm_eps
@@ -104,7 +106,8 @@ class LeanForward:
         self._embedding: Tensor = body.embed_tokens.weight
         self.vocab_size = self._embedding.shape[0]
         self._layers = [_take_layer(layer, make, fine, eps) for layer in body.layers]
-        self._head: Linear = _take([model.lm_head], fine, norm=(body.norm.weight.detach(), eps))
+        self._norm, self._eps = body.norm.weight.detach(), eps
+        self._head: Linear = _take([model.lm_head], fine)
         self._min_rows = max(linear.min_rows for linear in self._linears())
         self.cache = SlotStore(len(self._layers), kv_heads, width, self.dtype, self.device)
         reason = NativeAttention.unsupported(width, self.dtype, self.device)
@@ -169,7 +172,7 @@ class LeanForward:
             x = layer.output(self.attention(number, layer.qkv(x), layer.head_scale, plan), x)
             x = layer.down(layer.gate_up(x), x)
         if len(self._layers) in self.taps:
-            tapped.append(x[:num_tokens])
+            tapped.append(self._normed(x[:num_tokens]))
         logits = self._logits(x, sizes, want)
         return PassOutput(logits, torch.cat(tapped, dim=-1) if tapped else None)
 
@@ -180,9 +183,23 @@ class LeanForward:
         if want == "last" and len(sizes) < num_tokens:
             ends = torch.tensor(sizes).cumsum(0) - 1
             x, num_tokens = x[ends.to(x.device)], len(sizes)
-        if len(x) < self._min_rows:
-            x = torch.cat([x, x[:1].expand(self._min_rows - len(x), -1)])
-        return self._head(x)[:num_tokens]
+        return self.project(self._normed(x))[:num_tokens]
+
+    def _normed(self, x: Tensor) -> Tensor:
+        return rms_norm(x, self._norm.shape, self._norm, self._eps)
+
+    @torch.inference_mode()
+    def embed(self, ids: Tensor) -> Tensor:
+        """See `passes.Forward`."""
+        return self._embedding[ids]
+
+    @torch.inference_mode()
+    def project(self, states: Tensor) -> Tensor:
+        """See `passes.Forward`."""
+        num = len(states)
+        if num < self._min_rows:
+            states = torch.cat([states, states[:1].expand(self._min_rows - num, -1)])
+        return self._head(states)[:num]
 
 
 def _take(modules: Sequence[Any], make: Make, norm: tuple[Tensor, float] | None = None, gated: bool = False) -> Linear:

@@ -6,6 +6,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Literal, Protocol
 
+import torch
 from torch import Tensor
 
 from .masks import Block
@@ -37,16 +38,22 @@ class Slots(Protocol):
 class Forward(Protocol):
     """A model over slotted rows.
 
-    chunk: how many prompt tokens to feed at a time. taps: layers whose input hidden state is given as a feature
-    (the number of layers names the last one's output). weights: the format's name. bitwise: whether results are
-    bit-exact.
+    chunk: how many prompt tokens to feed at a time. taps: layers whose input hidden state is given as a feature,
+    ascending (the number of layers names the last hidden state, normed). weights: the format's name. bitwise: whether
+    results are bit-exact.
     """
 
     vocab_size: int
     max_length: int
+    hidden_size: int
+    dtype: torch.dtype
+    device: torch.device
     taps: tuple[int, ...]
     weights: str
     bitwise: bool
+
+    @property
+    def num_layers(self) -> int: ...
 
     @property
     def cache(self) -> Slots: ...
@@ -56,4 +63,12 @@ class Forward(Protocol):
 
     def __call__(self, blocks: Sequence[Block], want: Want) -> PassOutput:
         """Write the blocks' keys and values at their slots, and give the logits that are wanted."""
+        ...
+
+    def embed(self, ids: Tensor) -> Tensor:
+        """The input embeddings `[n, H]` of tokens `[n]`."""
+        ...
+
+    def project(self, states: Tensor) -> Tensor:
+        """The output layer alone: logits `[n, V]` of normed hidden states `[n, H]`."""
         ...

@@ -39,7 +39,10 @@ class PluggedForward:
         self.chunk = 512
         self.weights = "dense"
         self.bitwise = False
-        self.taps: tuple[int, ...] = ()  # give the hidden states that enter these layers (num_layers: the last, normed)
+        self.num_layers: int = config.num_hidden_layers
+        self.hidden_size: int = config.hidden_size
+        self.dtype: torch.dtype = model.dtype
+        self.taps: tuple[int, ...] = ()
         self.cache = SlotCache(config.num_hidden_layers)
 
     @torch.inference_mode()
@@ -70,6 +73,16 @@ class PluggedForward:
             states = torch.cat([output.hidden_states[layer] for layer in self.taps], dim=-1)
             features = torch.cat([states[row, :size] for row, size in enumerate(sizes)])
         return PassOutput(logits, features)
+
+    @torch.inference_mode()
+    def embed(self, ids: Tensor) -> Tensor:
+        """See `passes.Forward`."""
+        return self.model.get_input_embeddings()(ids)
+
+    @torch.inference_mode()
+    def project(self, states: Tensor) -> Tensor:
+        """See `passes.Forward`."""
+        return self.model.get_output_embeddings()(states)
 
     def _masks(self, current: Pass) -> Any:
         if self.window is None:
