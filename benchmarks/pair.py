@@ -30,12 +30,15 @@ TARGET, DRAFTER = "qwen2.5-coder-1.5b", "model:qwen2.5-coder-0.5b"
 GROUPS = ("translation", "summarization", "qa", "math_reasoning", "rag")  # the rest are MT-bench's categories
 
 
-def questions(path: Path, per_group: int = 3, total: int = 20) -> list[dict[str, Any]]:
-    """The first `per_group` of each of Spec-Bench's five tasks, then MT-bench questions up to `total`."""
+def questions(path: Path, per_group: int = 3, total: int = 20, shortest: bool = False) -> list[dict[str, Any]]:
+    """The first (or shortest) `per_group` of each of Spec-Bench's five tasks, then MT-bench questions up to `total`."""
     rows = [json.loads(line) for line in path.read_text(encoding="utf-8").splitlines() if line.strip()]
     groups: dict[str, list[dict[str, Any]]] = defaultdict(list)
     for row in rows:
         groups[row["category"] if row["category"] in GROUPS else "mt_bench"].append(row)
+    if shortest:
+        for group in groups.values():
+            group.sort(key=lambda row: len(row["turns"][0]))
     chosen = [row for name in GROUPS for row in groups[name][:per_group]]
     step = max(1, len(groups["mt_bench"]) // (total - len(chosen)))
     return (chosen + groups["mt_bench"][::step])[:total]
@@ -170,9 +173,10 @@ def bitexact(rows: list[dict[str, Any]], dtype: str, num_tokens: int) -> None:
     for weights in ("packed", "int8"):
         plain = dp.load(TARGET, dtype="bfloat16", weights=weights, bitwise=True, max_batch=len(rows))
         expected: list[list[int]] = []
+        drafters = {"none": plain.drafter, DRAFTER: dp.load(plain, DRAFTER).drafter, "ngram": "ngram"}
         runs = [("none", 0), *((name, k) for name in (DRAFTER, "ngram") for k in (8, 4, 1))]
         for name, max_draft in runs:
-            engine = dp.load(plain, name, max_draft=max_draft)
+            engine = dp.load(plain, drafters[name], max_draft=max_draft)
             for batch in (1, 4):
                 started = time.perf_counter()
                 results = []
@@ -234,5 +238,5 @@ if __name__ == "__main__":
         "bitexact": bitexact,
         "int8": int8,
     }[arguments.what]
-    size = {"per_group": 6, "total": 40} if arguments.what == "bitexact" else {}
+    size: dict[str, Any] = {"per_group": 6, "total": 40, "shortest": True} if arguments.what == "bitexact" else {}
     run(questions(arguments.questions, **size), arguments.dtype, arguments.tokens)

@@ -121,7 +121,7 @@ def test_defaults_are_those_of_the_library() -> None:
         assert field.default in (getattr(params, field.name), None), field.name
     for field in fields(ModelOptions):
         if field.name not in ("target", "drafter"):
-            assert field.default == arguments[field.name].default, field.name
+            assert (field.default or ()) == (arguments[field.name].default or ()), field.name
 
 
 def test_ctrl_c_ends_with_130_and_without_a_traceback(
@@ -165,6 +165,8 @@ MISTAKES = {
     "empty prompt": (["generate", ""], "prompt 1 is empty"),
     "blank prompt": (["generate", "hi", " \n"], "prompt 2 is empty"),
     "missing prompts file": (["generate", "--prompts", "TMP/none.jsonl"], "none.jsonl"),
+    "missing corpus": (["generate", "hi", "-t", "MODEL", "--draft-corpus", "TMP/none.txt"], "none.txt"),
+    "binary corpus": (["generate", "hi", "-t", "MODEL", "--draft-corpus", "TMP/binary.jsonl"], "UTF-8"),
     "folder as prompts file": (["generate", "--prompts", "TMP"], "--prompts"),
     "binary prompts file": (["generate", "--prompts", "TMP/binary.jsonl"], "UTF-8"),
     "empty prompts file": (["generate", "--prompts", "TMP/empty.jsonl"], "empty.jsonl"),
@@ -247,6 +249,19 @@ def test_the_drafter_does_not_change_the_text(greedy: list[str], capsys: pytest.
         assert main(["generate", "abcabcabcabc", *greedy, "--drafter", drafter, "--json", "-"]) == 0
         texts.append([result["token_ids"] for result in last_json(capsys.readouterr().out)["results"]])
     assert texts[0] == texts[1] == texts[2]
+
+
+def test_a_corpus_says_which_tokens_a_small_vocabulary_keeps(
+    greedy: list[str], tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """Random models that agree draft what they may: with another corpus another share is accepted, the text the same."""
+    (tmp_path / "corpus.txt").write_text("xyz" * 50)
+    results = []
+    for corpus in ([], ["--draft-corpus", str(tmp_path / "corpus.txt")]):
+        small = ["--drafter", f"model:{greedy[1]}", "--draft-vocab", "5", *corpus]
+        assert main(["generate", "abcabcabcabc", *greedy, *small, "--json", "-"]) == 0
+        results.append(last_json(capsys.readouterr().out)["results"][0])
+    assert results[0]["token_ids"] == results[1]["token_ids"]
 
 
 def test_json_goes_to_a_file_and_nothing_else_is_left(

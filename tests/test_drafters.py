@@ -146,7 +146,7 @@ def test_a_users_class_is_built_from_its_dotted_path(tmp_path, monkeypatch):
     ("spec", "message"),
     [
         ("", "unknown drafter ''"),
-        ("ngrams", "unknown drafter 'ngrams': use none, ngram, suffix, model, self"),
+        ("ngrams", "unknown drafter 'ngrams': use none, ngram, suffix, model, medusa, eagle, self"),
         ("suffix:trees", "suffix takes tree, shared or tree-shared, not 'trees'"),
         ("suffix,", "unknown drafter ''"),
         ("ngram,modl:x", "unknown drafter 'modl:x'"),

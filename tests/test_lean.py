@@ -60,7 +60,7 @@ def loaded(model) -> LoadedModel:
 
 def randomised(config, dtype=torch.float32):
     """A model whose norms and biases are not at their neutral initial values."""
-    model = tiny_model(config, 3)
+    model = tiny_model(copy.deepcopy(config), 3)  # tests may shorten their model and its config
     generator = torch.Generator().manual_seed(5)
     for name, parameter in model.named_parameters():
         if "norm" in name or name.endswith("bias"):

@@ -9,6 +9,7 @@ from __future__ import annotations
 import inspect
 from collections.abc import Callable
 from dataclasses import dataclass, fields, is_dataclass
+from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any, get_type_hints
 
 import typer
@@ -78,6 +79,14 @@ class TargetOptions:
     draft_vocab: Annotated[
         int | None, typer.Option(rich_help_panel="Model", help="Let a draft model propose only so many tokens.")
     ] = None
+    draft_corpus: Annotated[
+        list[str] | None,
+        typer.Option(
+            metavar="FILE",
+            rich_help_panel="Model",
+            help="Text to count which tokens are frequent, for --draft-vocab; repeatable. Best: the target's own output.",
+        ),
+    ] = None
     draft_confidence: Annotated[
         float,
         typer.Option(rich_help_panel="Model", help="A draft model's greedy chain ends below this; 0: at --max-draft."),
@@ -122,8 +131,18 @@ class TargetOptions:
 
         values = {field.name: getattr(self, field.name) for field in fields(TargetOptions)}
         target = values.pop("target")
+        values["draft_corpus"] = [_text(path) for path in self.draft_corpus or ()]
         with Loading(f"loading {target if base is None else drafter}") as progress:
             return load(base or target, drafter, **values, progress=progress)
+
+
+def _text(path: str) -> str:
+    from ..errors import OptionError
+
+    try:
+        return Path(path).read_text(encoding="utf-8")
+    except (OSError, UnicodeDecodeError) as error:
+        raise OptionError(f"{path} cannot be read as UTF-8 text: {error}") from error
 
 
 @dataclass(frozen=True)
