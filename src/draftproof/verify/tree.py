@@ -41,7 +41,9 @@ def token_rule(draft: Draft, p: Probs, source: RandomSource) -> Verification:
 
 
 def traversal_rule(draft: Draft, p: Probs, source: RandomSource) -> Verification:
-    """Accept whole paths, leaves first; exact for every draft, and never shorter on average than the token rule.
+    """Accept whole paths, leaves first; exact for every draft.
+
+    On a chain never shorter on average than the token rule (2403.10444); on no tree enumerated in the tests either.
 
     Arguments and errors as for `token_rule`.
     """
