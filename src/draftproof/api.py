@@ -168,7 +168,13 @@ def load(
         eos_ids=parts.eos_ids,
         max_draft=max_draft,
         max_batch=max_batch,
-        config={**parts.config, "drafter": made.name, "max_draft": max_draft, "verifier": verifier},
+        config={
+            **parts.config,
+            "drafter": made.name,
+            "max_draft": max_draft,
+            "draft_tree": draft_tree,
+            "verifier": verifier,
+        },
     )
     engine.parts = parts
     return engine

@@ -221,7 +221,7 @@ class ModelDrafter:
                 children[node] = law.top(row, num)
                 continue
             tokens = sampling.draw_distinct(law, row, num, g.request.generator, "draft")
-            children[node] = list(zip(tokens, law.at(row, torch.tensor(tokens)).tolist()))
+            children[node] = list(zip(tokens, law.at(row, torch.tensor(tokens, device=logits.device)).tolist()))
         g.tree.add_layer(children)
 
     def _finish(self, g: _Growth) -> Draft:
