@@ -15,7 +15,7 @@
 #include "simd.h"
 
 constexpr int kBlock = 16;  // outputs per block
-constexpr int kTile = 9;    // tokens that share one reading of a block
+constexpr int kTile = 9;    // most tokens that share one reading of a block
 
 // Filled in by product.py, field by field.
 struct Linear {
@@ -100,15 +100,34 @@ void round_token(const Linear& w, const std::vector<float>& row, int64_t token, 
     }
 }
 
-// Ask for weights well before their use: few tokens wait for memory, many are busy and must ask further ahead.
+// Which of how many tiles read a block.
+struct Place {
+    int64_t tile, tiles;
+};
+
+// Weights asked for before their use: `step` bytes further with every word that is used.
+struct Ahead {
+    const char* next;
+    int64_t step;
+};
+
+// One tile reads its own block, so it asks for what comes a little later (few tokens wait for memory; many are busy, and
+// must ask further ahead). Two tiles read a block one after the other: each asks for half of the next block, so that
+// memory is busy all the time. With more of them arithmetic takes longer than reading.
 template <int BITS, int MT>
-void ahead(const uint8_t* words) {
-    if constexpr (BITS == 16 && MT < 6)
-        _mm_prefetch(reinterpret_cast<const char*>(words + 6144), _MM_HINT_T0);
-    else if constexpr (BITS == 8 && MT < 3)
-        _mm_prefetch(reinterpret_cast<const char*>(words + 3072), _MM_HINT_T0);
+Ahead plan_ahead(const uint8_t* words, int64_t block_bytes, int64_t tile, int64_t tiles) {
+    const char* here = reinterpret_cast<const char*>(words);
+    if (tiles == 2) return {here + block_bytes + tile * block_bytes / 2, 32};
+    return {here + (BITS == 16 ? (MT < 5 ? 6144 : 12288) : BITS == 8 && MT < 3 ? 3072 : 6144), 64};
+}
+
+template <int BITS, int MT>
+void ask(Ahead& ahead) {
+    if constexpr (BITS > 4 && MT < (BITS == 16 ? 5 : 3))
+        _mm_prefetch(ahead.next, _MM_HINT_T0);
     else
-        _mm_prefetch(reinterpret_cast<const char*>(words + (BITS == 16 ? 12288 : 6144)), _MM_HINT_T1);
+        _mm_prefetch(ahead.next, _MM_HINT_T1);
+    ahead.next += ahead.step;
 }
 
 __m512i four(const void* bytes) {
@@ -119,9 +138,11 @@ __m512i four(const void* bytes) {
 
 // One block of 16 outputs for MT tokens from `token` on.
 template <int BITS, int MT>
-void times_tile(const Linear& w, int64_t block, const Rows& x, int64_t token, __m512* total) {
+void times_tile(const Linear& w, int64_t block, const Rows& x, int64_t token, Place place, __m512* total) {
     const int64_t stride = w.groups * w.group, first = token * w.groups;
-    const uint8_t* words = w.words + block * stride * kBlock * BITS / 8;
+    const int64_t size = stride * kBlock * BITS / 8;
+    const uint8_t* words = w.words + block * size;
+    Ahead ahead = plan_ahead<BITS, MT>(words, size, place.tile, place.tiles);
     const int8_t* row = x.levels.data() + token * stride;
     const __m512i low = _mm512_set1_epi8(15);
     for (int m = 0; m < MT; ++m) total[m] = _mm512_setzero_ps();
@@ -131,7 +152,7 @@ void times_tile(const Linear& w, int64_t block, const Rows& x, int64_t token, __
             dot[m] = BITS == 8 ? _mm512_set1_epi32(-128 * x.sums[first + m * w.groups + g]) : _mm512_setzero_si512();
         for (int64_t i = 0; i < w.group; i += 32 / BITS, words += 64) {
             const __m512i word = _mm512_load_si512(words);
-            ahead<BITS, MT>(words);
+            ask<BITS, MT>(ahead);
             if constexpr (BITS == 8) {
                 for (int m = 0; m < MT; ++m) dot[m] = _mm512_dpbusd_epi32(dot[m], word, four(row + m * stride + i));
             } else {
@@ -161,16 +182,18 @@ void times_tile(const Linear& w, int64_t block, const Rows& x, int64_t token, __
 
 // The same for bfloat16 weights, with two sums per output to hide their latency.
 template <int MT>
-void times_tile16(const Linear& w, int64_t block, const Rows& x, int64_t token, __m512* total) {
+void times_tile16(const Linear& w, int64_t block, const Rows& x, int64_t token, Place place, __m512* total) {
     const int64_t stride = w.groups * w.group;
-    const uint8_t* words = w.words + block * stride * kBlock * 2;
+    const int64_t size = stride * kBlock * 2;
+    const uint8_t* words = w.words + block * size;
+    Ahead ahead = plan_ahead<16, MT>(words, size, place.tile, place.tiles);
     const uint16_t* row = x.halves.data() + token * stride;
     __m512 sums[MT][2];
     for (int m = 0; m < MT; ++m) sums[m][0] = sums[m][1] = _mm512_setzero_ps();
     for (int64_t i = 0; i < stride; i += 4) {
         for (int part = 0; part < 2; ++part, words += 64) {
             const __m512bh word = (__m512bh)_mm512_load_si512(words);
-            ahead<16, MT>(words);
+            ask<16, MT>(ahead);
             for (int m = 0; m < MT; ++m)
                 sums[m][part] = _mm512_dpbf16_ps(sums[m][part], word, (__m512bh)four(row + m * stride + i + 2 * part));
         }
@@ -179,23 +202,24 @@ void times_tile16(const Linear& w, int64_t block, const Rows& x, int64_t token, 
 }
 
 template <int MT>
-void times_tile(const Linear& w, int64_t block, const Rows& x, int64_t token, __m512* total) {
-    if (w.bits == 16) return times_tile16<MT>(w, block, x, token, total);
-    if (w.bits == 8) return times_tile<8, MT>(w, block, x, token, total);
-    return times_tile<4, MT>(w, block, x, token, total);
+void times_tile(const Linear& w, int64_t block, const Rows& x, int64_t token, Place place, __m512* total) {
+    if (w.bits == 16) return times_tile16<MT>(w, block, x, token, place, total);
+    if (w.bits == 8) return times_tile<8, MT>(w, block, x, token, place, total);
+    return times_tile<4, MT>(w, block, x, token, place, total);
 }
 
-void times_tile(const Linear& w, int64_t block, const Rows& x, int64_t token, int64_t count, __m512* total) {
+void times_tile(const Linear& w, int64_t block, const Rows& x, int64_t token, int64_t count, Place place,
+                __m512* total) {
     switch (count) {
-        case 1: return times_tile<1>(w, block, x, token, total);
-        case 2: return times_tile<2>(w, block, x, token, total);
-        case 3: return times_tile<3>(w, block, x, token, total);
-        case 4: return times_tile<4>(w, block, x, token, total);
-        case 5: return times_tile<5>(w, block, x, token, total);
-        case 6: return times_tile<6>(w, block, x, token, total);
-        case 7: return times_tile<7>(w, block, x, token, total);
-        case 8: return times_tile<8>(w, block, x, token, total);
-        default: return times_tile<9>(w, block, x, token, total);
+        case 1: return times_tile<1>(w, block, x, token, place, total);
+        case 2: return times_tile<2>(w, block, x, token, place, total);
+        case 3: return times_tile<3>(w, block, x, token, place, total);
+        case 4: return times_tile<4>(w, block, x, token, place, total);
+        case 5: return times_tile<5>(w, block, x, token, place, total);
+        case 6: return times_tile<6>(w, block, x, token, place, total);
+        case 7: return times_tile<7>(w, block, x, token, place, total);
+        case 8: return times_tile<8>(w, block, x, token, place, total);
+        default: return times_tile<9>(w, block, x, token, place, total);
     }
 }
 
@@ -261,6 +285,7 @@ void draftproof_product(const Linear* linear, const void* x, int64_t m, int half
     static thread_local Rows own;
     own.resize(w, m);
     Rows& rows = own;  // of the calling thread, for all
+    const int64_t tiles = (m + kTile - 1) / kTile, share = (m + tiles - 1) / tiles;  // tiles of equal size
 #pragma omp parallel num_threads(w.threads)
     {
         std::vector<float> row;
@@ -277,10 +302,10 @@ void draftproof_product(const Linear* linear, const void* x, int64_t m, int half
             const int64_t output = block * kBlock;
             const __mmask16 mask = first_lanes(w.n - output);
             const __m512 bias = w.bias ? _mm512_maskz_loadu_ps(mask, w.bias + output) : _mm512_setzero_ps();
-            for (int64_t token = 0; token < m; token += kTile) {
+            for (int64_t token = 0; token < m; token += share) {
                 __m512 total[kTile];
-                const int64_t count = std::min<int64_t>(kTile, m - token);
-                times_tile(w, block, rows, token, count, total);
+                const int64_t count = std::min(share, m - token);
+                times_tile(w, block, rows, token, count, {token / share, tiles}, total);
                 for (int64_t i = 0; i < count; ++i) {
                     __m512 value = _mm512_add_ps(total[i], bias);
                     const int64_t at = (token + i) * w.n + output;
