@@ -22,6 +22,7 @@ from draftproof.cli import main, show
 from draftproof.cli.document import Document
 from draftproof.cli.options import ModelOptions, SamplingOptions
 from draftproof.errors import DraftproofError
+from draftproof.models.shrink import frequent_ids
 from draftproof.types import Piece, SamplingParams, StreamEvent
 from tiny import TEXT_VOCAB, byte_tokenizer, save_tiny, tiny_llama
 
@@ -254,7 +255,7 @@ def test_the_drafter_does_not_change_the_text(greedy: list[str], capsys: pytest.
 def test_a_corpus_says_which_tokens_a_small_vocabulary_keeps(
     greedy: list[str], tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    """Random models that agree draft what they may: with another corpus another share is accepted, the text the same."""
+    """The drafter is the target itself, so whatever it may propose is right; the text stays the same."""
     (tmp_path / "corpus.txt").write_text("xyz" * 50)
     results = []
     for corpus in ([], ["--draft-corpus", str(tmp_path / "corpus.txt")]):
@@ -262,6 +263,8 @@ def test_a_corpus_says_which_tokens_a_small_vocabulary_keeps(
         assert main(["generate", "abcabcabcabc", *greedy, *small, "--json", "-"]) == 0
         results.append(last_json(capsys.readouterr().out)["results"][0])
     assert results[0]["token_ids"] == results[1]["token_ids"]
+    known = frequent_ids(5, TEXT_VOCAB, [byte_tokenizer().encode("xyz" * 50)])
+    assert set(byte_tokenizer().encode("xyz")) <= set(known)
 
 
 def test_json_goes_to_a_file_and_nothing_else_is_left(

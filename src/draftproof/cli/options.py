@@ -84,7 +84,7 @@ class TargetOptions:
         typer.Option(
             metavar="FILE",
             rich_help_panel="Model",
-            help="Text to count which tokens are frequent, for --draft-vocab; repeatable. Best: the target's own output.",
+            help="Text to count frequent tokens in, for --draft-vocab; repeatable. Best: the target's own output.",
         ),
     ] = None
     draft_confidence: Annotated[
