@@ -20,7 +20,7 @@ demo-small: $(READY)  ## SmolLM2-135M: fetches 98 MB the first time
 	@$(BIN)/draftproof demo --small
 
 test: $(READY)
-	@$(BIN)/python -m pytest
+	@OMP_NUM_THREADS=1 $(BIN)/python -m pytest -n auto --dist worksteal
 
 check: $(READY)
 	@$(BIN)/ruff check .

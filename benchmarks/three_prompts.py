@@ -23,7 +23,7 @@ def drafters(plain: dp.Engine, vocab: int) -> dict[str, dp.Engine]:
     found = {"none": plain, "ngram K=8": dp.load(plain, "ngram", max_draft=8)}
     for name, size in (("model", None), (f"model, {vocab} tokens", vocab)):
         model = dp.load(plain, DRAFTER, draft_vocab=size)
-        for max_draft in (4, 8) if size is None else (4, 8, 12):
+        for max_draft in (4, 8) if size is None else (8,):
             found[f"{name} K={max_draft}"] = dp.load(plain, model.drafter, max_draft=max_draft)
     return found
 

@@ -23,7 +23,7 @@ from draftproof.models.plugged import PluggedForward
 from draftproof.sampling import SeededSource
 from draftproof.types import Draft, DraftRequest, Probs, Verification
 from draftproof.verify.law import exact_law
-from engines import GREEDY, ModelTarget, lm, model_drafter, reference
+from engines import ModelTarget, lm, model_drafter, reference
 from test_cached_lm import KINDS, made
 from test_lean import FAMILY, FORMATS, loaded, randomised
 from test_sampled_law import distance
@@ -353,7 +353,8 @@ def mixed_drafters(make_model, firsts):
 def test_batch_of_eight_with_mixed_drafts_gives_each_row_its_own_text():
     plain = ModelTarget(tiny_llama(0, vocab_size=96))
     prompts = [[i + 1, *random.Random(i).choices(range(96), k=n)] for i, n in enumerate((0, 2, 5, 9, 17, 30, 33, 60))]
-    expected = [reference(plain, prompt, GREEDY) for prompt in prompts]
+    params = SamplingParams(temperature=0, max_new_tokens=32)
+    expected = [reference(plain, prompt, params) for prompt in prompts]
     for forward in (PluggedForward(plain.model, 256), LeanForward(tiny_llama(0, vocab_size=96), 256, "packed")):
         # the same model drafts for some (accepted to the end), another for others
         for seed in (0, 1):
@@ -361,7 +362,7 @@ def test_batch_of_eight_with_mixed_drafts_gives_each_row_its_own_text():
             run = engine(CachedLM(forward, 8), mixed, max_draft=12, max_batch=8)
             seen = set()
             for prompt in prompts:
-                run.add(prompt, GREEDY)
+                run.add(prompt, params)
             texts = {i: [] for i in range(8)}
             while events := run.step():
                 seen |= mixed.kinds
