@@ -171,3 +171,18 @@ def test_formats_are_chosen_and_refused_with_a_reason():
         maker("packed", torch.float16, CPU)
     with pytest.raises(OptionError, match="unknown weights 'int3'"):
         maker("int3", torch.float32, CPU)
+
+
+@native
+@pytest.mark.parametrize("bits", [16, 8, 4])
+@pytest.mark.parametrize("bad", [float("nan"), float("inf")])
+def test_damaged_weights_and_activations_stay_visible(bits, bad):
+    """Nothing that is not finite is rounded to an innocent number: the check of the logits must see it."""
+    weight, _ = layer((96, 64), torch.bfloat16)
+    x = rows(5, 64, torch.bfloat16)
+    x[2, 7] = bad
+    y = NativeLinear(bits, weight)(x)
+    assert not torch.isfinite(y[2]).any() and torch.isfinite(y[[0, 1, 3, 4]]).all()
+    weight[33, 5] = bad
+    y = NativeLinear(bits, weight)(rows(5, 64, torch.bfloat16))
+    assert not torch.isfinite(y[:, 33]).any() and torch.isfinite(y[:, :33]).all()

@@ -85,8 +85,12 @@ void round_token(const Linear& w, const std::vector<float>& row, int64_t token, 
     int8_t* levels = out.levels.data() + token * w.groups * w.group;
     for (int64_t g = 0; g < w.groups; ++g) {
         const float* values = row.data() + g * w.group;
-        __m512 top = _mm512_setzero_ps();
-        for (int64_t i = 0; i < w.group; i += 16) top = _mm512_max_ps(top, _mm512_abs_ps(_mm512_loadu_ps(values + i)));
+        __m512 top = _mm512_setzero_ps(), damage = _mm512_setzero_ps();
+        for (int64_t i = 0; i < w.group; i += 16) {
+            const __m512 value = _mm512_loadu_ps(values + i);
+            top = _mm512_max_ps(top, _mm512_abs_ps(value));
+            damage = _mm512_fmadd_ps(value, _mm512_setzero_ps(), damage);  // NaN if a number is not finite
+        }
         const float peak = std::max(_mm512_reduce_max_ps(top), 1e-30f);
         const __m512 inverse = _mm512_set1_ps(127.0f / peak);
         __m512i sum = _mm512_setzero_si512();
@@ -95,7 +99,7 @@ void round_token(const Linear& w, const std::vector<float>& row, int64_t token, 
             sum = _mm512_add_epi32(sum, level);
             _mm_storeu_si128(reinterpret_cast<__m128i*>(levels), _mm512_cvtsepi32_epi8(level));
         }
-        out.scales[token * w.groups + g] = peak / 127.0f;
+        out.scales[token * w.groups + g] = peak / 127.0f + _mm512_reduce_add_ps(damage);
         out.sums[token * w.groups + g] = _mm512_reduce_add_epi32(sum);
     }
 }
@@ -226,15 +230,21 @@ void times_tile(const Linear& w, int64_t block, const Rows& x, int64_t token, in
 // One group of one output channel: its levels (0 to 255 or 0 to 15), scale and zero point.
 void round_weights(const void* data, int64_t index, int64_t width, bool half, int bits, uint8_t* levels, uint16_t& scale,
                    uint8_t& zero) {
-    float low = 0, high = 0, values[64];
+    float low = 0, high = 0, damage = 0, values[64];
     for (int64_t i = 0; i < width; ++i) {
         values[i] = half ? from_bf16(static_cast<const uint16_t*>(data)[index + i]) : static_cast<const float*>(data)[index + i];
+        damage += values[i] * 0;  // NaN if a weight is not finite
         low = std::min(low, values[i]);
         high = std::max(high, values[i]);
     }
     const float reach = bits == 8 ? std::max(high, -low) / 127 : (high - low) / 15;
     scale = to_bf16(std::max(reach * 1.004f, 1e-30f));  // rounded down it would still reach the largest weight
     const float step = from_bf16(scale);
+    if (damage != 0) {  // NaN: so is every result of this channel
+        scale = 0x7fc0, zero = 0;
+        std::fill(levels, levels + 64, 0);
+        return;
+    }
     zero = bits == 8 ? 0 : static_cast<uint8_t>(std::lround(std::clamp(-low / step, 0.0f, 15.0f) * 16));
     const float middle = bits == 8 ? 128.0f : zero / 16.0f;
     for (int64_t i = 0; i < width; ++i)
