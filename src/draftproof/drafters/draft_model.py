@@ -76,6 +76,12 @@ class ModelDrafter:
         self._contexts = {r.id: self._own_text(r) for r in requests if r.max_nodes > 0}
         return self._chains(requests) if self._trees is None else self._grown(requests, self._trees)
 
+    def shaped(self, tree: growth.TreeOption | None, costs: growth.Costs | None = None) -> ModelDrafter:
+        """Another drafter over the same loaded model, of trees or (None) of chains."""
+        kept = None if self._kept is None else self._kept.tolist()
+        same = (self._vocab_size, self._common, self._eos_ids, self.name, kept, self._confidence)
+        return ModelDrafter(self.lm, *same, tree, costs, self._bridge, self._by_string)
+
     def release(self, sequence_id: int) -> None:
         if self._trees is not None:
             self._trees.release(sequence_id)
