@@ -4,8 +4,8 @@
 
 QUESTIONS is Spec-Bench's question.jsonl or a part of it. One run: every prompt is answered by every drafter before the
 next prompt is, the order turned by one place from prompt to prompt. Trees have as many nodes as the long chain. Prints
-one JSON line per drafter and temperature; tok_s is of decoding alone (neither model's reading of the prompt counts) over
-all prompts, speedup its ratio to drafter none in this run. Models: Qwen2.5-Coder 1.5B (target) and 0.5B (drafter),
+one JSON line per drafter and temperature; tok_s is of decoding alone (neither model's reading of the prompt counts)
+over all prompts, speedup its ratio to drafter none in this run. Models: Qwen2.5-Coder 1.5B (target) and 0.5B (drafter),
 fetched on first use (1.6 GB).
 """
 

@@ -138,7 +138,7 @@ def test_trees_end_at_the_length_limit_and_below_an_end_of_text(tmp_path):
     assert draft.tokens[:2] == whole.tokens[:2] and 0 not in draft.parents and 1 in draft.parents
 
 
-@pytest.mark.parametrize(("kind", "threshold"), [("eagle1", 0.5), ("eagle3 original", 0.005)])
+@pytest.mark.parametrize(("kind", "threshold"), [("eagle1", 0.5), ("eagle3 original", 0.02)])
 def test_a_greedy_chain_ends_where_the_head_is_unsure(tmp_path, plain, kind, threshold):
     """After the first token at which the product of the head's own probabilities is below the threshold."""
     lengths = set()
@@ -197,7 +197,7 @@ def test_features_and_trees_after_accepted_paths_are_those_of_the_text_alone(tmp
 
 @pytest.mark.parametrize("kind", ["eagle1", "eagle3 original"])
 def test_the_law_is_exact_with_trees_of_a_head(tmp_path, kind):
-    """Every draw of drafter and verifier over three tokens, in double precision (norms and angles in single: 1e-6)."""
+    """Every draw of drafter and verifier over three tokens, in double precision (norms and angles in single)."""
     allowed = (0, 7, 13)  # the reduced vocabulary has them
     banned = tuple(sorted(set(range(V)) - set(allowed)))
     params = SamplingParams(temperature=3.0, banned_tokens=banned, max_new_tokens=3)
@@ -234,7 +234,7 @@ def test_the_law_is_exact_with_trees_of_a_head(tmp_path, kind):
     for _ in range(3):
         laws = {text: law(text) for text in expected}
         expected = {(*text, t): p * laws[text].prob(0, t) for text, p in expected.items() for t in allowed}
-    assert distance(exact_law(run), expected) < 1e-6 and 2 in sizes
+    assert distance(exact_law(run), expected) < 1e-9 and 2 in sizes
 
 
 def guessing_medusa(model, choices):
