@@ -57,14 +57,14 @@ def plain() -> ModelTarget:
     return ModelTarget(target_model())
 
 
-def build(kind: str, folder, lean: bool = True, num_rows: int = 4):
-    """A target, and the drafter of a kind of head that was saved to `folder`."""
+def build(kind: str, folder, lean: bool = True, num_rows: int = 4, **options):
+    """A target, and the drafter of a kind of head that was saved to `folder`; `options` are a `DraftContext`'s."""
     model = target_model()
     forward = LeanForward(model, 256, "dense") if lean else PluggedForward(model, 256)
     target = CachedLM(forward, num_rows)
     name = "medusa_lm_head.safetensors" if kind == "medusa" else "model.safetensors"
     save(folder, KINDS[kind](), name)
-    context = DraftContext(vocab_size=V, max_batch=num_rows, draft_weights="dense", target=target)
+    context = DraftContext(vocab_size=V, max_batch=num_rows, draft_weights="dense", target=target, **options)
     return target, catalog.build(f"{kind.split()[0].rstrip('13')}:{folder}", context)
 
 
@@ -163,7 +163,7 @@ class Checking:
             again = self.fresh.propose([dataclasses.replace(asked, id=self.num)])[0]
             self.fresh.release(self.num)
             self.fresh._read = [[] for _ in self.fresh._read]
-            assert draft.tokens == again.tokens
+            assert (draft.tokens, draft.parents) == (again.tokens, again.parents)
         return drafts
 
     def release(self, sequence_id):

@@ -101,10 +101,11 @@ def load(
         allow_pickle, trust_remote_code: unsafe checkpoints are refused unless these say otherwise.
         progress: called with (bytes done, bytes in all) while a model is fetched.
 
-        draft_confidence: a draft model's greedy chain ends after the token at which the product of its own
-            probabilities falls below this, so that drafts are long where they are sure; 0 always drafts max_draft.
-        draft_tree: let a draft model draft trees of max_draft nodes: "dynamic" (EAGLE-2; where tokens are sampled, as
-            "optimal"), "optimal" (Sequoia, from the acceptance of each sequence so far) or children per depth as in
+        draft_confidence: a greedy chain of a draft model or an EAGLE head ends after the token at which the product of
+            its own probabilities falls below this, so that drafts are long where they are sure; 0 always drafts
+            max_draft.
+        draft_tree: let a draft model or an EAGLE head draft trees of max_draft nodes: "dynamic" (EAGLE-2; where tokens
+            are sampled, as "optimal"), "optimal" (Sequoia, from the acceptance of each sequence so far) or children per depth as in
             "4,2,1". None drafts chains.
         draft_costs: what `draftproof bench --costs --json` wrote, a file or its content: optimal trees then have only
             as many nodes and layers as pay.

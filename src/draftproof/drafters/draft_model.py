@@ -9,7 +9,6 @@ sequence's text by prefix comparison each round: nothing has to tell it what was
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass, field, replace
 
 import torch
 from torch import Tensor
@@ -21,32 +20,8 @@ from ..types import EMPTY_DRAFT, Draft, DraftRequest, Probs, SamplingParams
 from . import growth
 from .chains import Chains
 from .context import DraftContext
-
-
-@dataclass
-class _Growth:
-    """A sequence's tree while it grows.
-
-    Fields:
-        fed: the nodes that were fed to the draft model, in that order.
-        laws: q at the root (-1) and at every node that was expanded, one row each.
-    """
-
-    request: DraftRequest
-    plan: growth.Plan
-    tree: growth.Growing = field(default_factory=growth.Growing)
-    fed: list[int] = field(default_factory=list)
-    laws: dict[int, Probs] = field(default_factory=dict)
-
-
-@dataclass(frozen=True)
-class _Grown:
-    """A sequence's last tree: how long its text was, the draft, and the fed nodes' own ids and parents."""
-
-    num_tokens: int
-    draft: Draft
-    tokens: list[int]
-    parents: list[int]
+from .law import law
+from .trees import Growth, Trees
 
 
 class ModelDrafter:
@@ -88,13 +63,10 @@ class ModelDrafter:
         self._eos_ids = eos_ids
         self._confidence = confidence
         self._kept = None if kept is None else torch.tensor(kept)
-        self._tree = tree
-        self._costs = costs
+        self._trees = None if tree is None else Trees(tree, self._law, eos_ids, confidence, costs)
         self._bridge, self._by_string = bridge, by_string
         self._contexts: dict[int, Sequence[int]] = {}  # this round's texts in the draft model's ids
         self._rows: dict[int, int] = {}
-        self._grown: dict[int, _Grown] = {}
-        self._acceptance: dict[int, growth.RankAcceptance] = {}
 
     def propose(self, requests: Sequence[DraftRequest]) -> list[Draft]:
         """All requests together: one pass of the draft model per position, or per layer of the trees.
@@ -102,13 +74,17 @@ class ModelDrafter:
         A sequence longer than the draft model's window gets an empty draft.
         """
         self._contexts = {r.id: self._own_text(r) for r in requests if r.max_nodes > 0}
-        if self._tree is None:
-            return self._chains(requests)
-        return self._trees(requests, self._tree)
+        return self._chains(requests) if self._trees is None else self._grown(requests, self._trees)
+
+    def shaped(self, tree: growth.TreeOption | None, costs: growth.Costs | None = None) -> ModelDrafter:
+        """Another drafter over the same loaded model, of trees or (None) of chains."""
+        kept = None if self._kept is None else self._kept.tolist()
+        same = (self._vocab_size, self._common, self._eos_ids, self.name, kept, self._confidence)
+        return ModelDrafter(self.lm, *same, tree, costs, self._bridge, self._by_string)
 
     def release(self, sequence_id: int) -> None:
-        self._grown.pop(sequence_id, None)
-        self._acceptance.pop(sequence_id, None)
+        if self._trees is not None:
+            self._trees.release(sequence_id)
         row = self._rows.pop(sequence_id, None)
         if row is not None:
             self.lm.free(row)
@@ -142,101 +118,47 @@ class ModelDrafter:
         said = self._bridge.to_target(request.tokens, self._contexts[request.id], list(draft.tokens))
         return Draft.chain(said[: request.max_nodes])
 
-    def _trees(self, requests: Sequence[DraftRequest], option: growth.TreeOption) -> list[Draft]:
-        """Layer by layer: each plan names the nodes to expand, one pass feeds them all, each gets its children."""
-        growing = [self._start(request, option) for request in requests if self._fits(request)]
-        active = [(g, expanded) for g in growing if (expanded := g.plan.expand(g.tree))]
-        feeds = [self._unfed(g.request) for g, _ in active]
-        while active:
-            rows = [self._rows[g.request.id] for g, _ in active]
-            logits = self._branch(rows, active) if not feeds else self.lm.extend(rows, feeds).split(1)
-            feeds = []
-            for (g, expanded), own in zip(active, logits):
-                self._add_layer(g, expanded, own)
-            active = [(g, expanded) for g, _ in active if (expanded := self._wanted(g))]
-        drafts = {g.request.id: self._finish(g) for g in growing}
+    def _grown(self, requests: Sequence[DraftRequest], trees: Trees) -> list[Draft]:
+        growing = []
+        for request in requests:
+            if room := self._room(request):
+                if last := trees.last(request):
+                    self._settle(request, last)
+                growing.append(trees.start(request, room))
+        trees.grow(growing, self._begin, self._branch)
+        drafts = {g.request.id: g.draft for g in growing}
         return [drafts.get(request.id, EMPTY_DRAFT) for request in requests]
 
-    def _start(self, request: DraftRequest, option: growth.TreeOption) -> _Growth:
-        """What came of the sequence's last tree, and the plan for its next."""
-        known = self._acceptance.setdefault(request.id, growth.RankAcceptance())
-        if last := self._grown.pop(request.id, None):
-            emitted = request.tokens[last.num_tokens :]
-            known.observe(last.draft.tokens, last.draft.parents, emitted)
-            self._settle(request, last)
-        plan = growth.plan(
-            option,
-            request.max_nodes,
-            drawn=not request.params.greedy,
-            acceptance=known,
-            costs=self._costs,
-            confidence=self._confidence,
-        )
-        return _Growth(request, plan)
-
-    def _settle(self, request: DraftRequest, last: _Grown) -> None:
+    def _settle(self, request: DraftRequest, last: Growth) -> None:
         """Keep the nodes of the last tree that the text went through, so that they need not be fed again."""
         row, context = self._rows[request.id], self._contexts[request.id]
         held = len(self.lm.held(row))
         if list(context[:held]) != list(self.lm.held(row)):
             return
+        tokens, parents = self._fed(last), last.fed_parents()
         path: list[int] = []
         for token in context[held:-1]:
             above = path[-1] if path else -1
-            below = [i for i, parent in enumerate(last.parents) if parent == above and last.tokens[i] == token]
+            below = [i for i, parent in enumerate(parents) if parent == above and tokens[i] == token]
             if not below:
                 break
             path.append(below[0])
-        self.lm.settle(row, path, [last.tokens[i] for i in path])
+        self.lm.settle(row, path, [tokens[i] for i in path])
 
-    def _wanted(self, g: _Growth) -> dict[int, int]:
-        """What the plan expands next, without nodes that end the text or reach beyond the draft model's window."""
-        if len(self._contexts[g.request.id]) + len(g.tree.layers) - 1 > self.lm.max_length:
-            return {}
-        expanded = g.plan.expand(g.tree)
-        return {node: num for node, num in expanded.items() if g.tree.tokens[node] not in self._eos_ids}
+    def _begin(self, growing: Sequence[Growth]) -> Tensor:
+        """Feed what is new of each text; logits `[B, V']` after it."""
+        feeds = [self._unfed(g.request) for g in growing]
+        return self.lm.extend([self._rows[g.request.id] for g in growing], feeds)
 
-    def _branch(self, rows: Sequence[int], active: Sequence[tuple[_Growth, dict[int, int]]]) -> list[Tensor]:
-        """Feed the nodes to expand; their logits `[n, V']` row by row."""
-        done = [len(g.fed) for g, _ in active]
-        for g, expanded in active:
-            g.fed.extend(expanded)
-        trees = [self._fed(g) for g, _ in active]
-        return self.lm.branch(rows, [tokens for tokens, _ in trees], [parents for _, parents in trees], done)
+    def _branch(self, growing: Sequence[Growth]) -> list[Tensor]:
+        """Feed the nodes to expand; their logits `[n, V']` tree by tree."""
+        rows = [self._rows[g.request.id] for g in growing]
+        parents = [g.fed_parents() for g in growing]
+        return self.lm.branch(rows, [self._fed(g) for g in growing], parents, [g.num_done for g in growing])
 
-    def _fed(self, g: _Growth) -> tuple[list[int], list[int]]:
-        """The draft model's ids and the parents of the nodes that were fed, numbered in feeding order."""
-        place = {-1: -1, **{node: i for i, node in enumerate(g.fed)}}
-        return [self._own(g.tree.tokens[n]) for n in g.fed], [place[g.tree.parents[n]] for n in g.fed]
-
-    def _add_layer(self, g: _Growth, expanded: dict[int, int], logits: Tensor) -> None:
-        """Children of each expanded node from its logits `[n, V']`: the most likely, or drawn without replacement."""
-        params, children = g.request.params, {}
-        if params.greedy:
-            params = replace(params, temperature=1.0, top_k=0, top_p=1.0, min_p=0.0)
-        law = self._law(logits, g.request, [g.tree.path(node) for node in expanded], params)
-        for row, (node, num) in enumerate(expanded.items()):
-            g.laws[node] = law.row(row)
-            if g.request.params.greedy:
-                children[node] = law.top(row, num)
-                continue
-            tokens = sampling.draw_distinct(law, row, num, g.request.generator, "draft")
-            children[node] = list(zip(tokens, law.at(row, torch.tensor(tokens, device=logits.device)).tolist()))
-        g.tree.add_layer(children)
-
-    def _finish(self, g: _Growth) -> Draft:
-        kept = g.plan.kept(g.tree)
-        if not kept:
-            return EMPTY_DRAFT
-        tokens = tuple(g.tree.tokens[node] for node in kept)
-        parents = growth.subtree(g.tree.parents, kept)
-        if g.request.params.greedy:
-            draft = Draft(tokens, parents)
-        else:  # every node stays; the law of a node without children is never looked at
-            rows = [g.laws.get(node, g.laws[-1]) for node in range(-1, max(parents) + 1)]
-            draft = Draft(tokens, parents, Probs.stack(rows), "without_replacement")
-        self._grown[g.request.id] = _Grown(len(g.request.tokens), draft, *self._fed(g))
-        return draft
+    def _fed(self, g: Growth) -> list[int]:
+        """The draft model's ids of the nodes that were fed."""
+        return [self._own(token) for token in g.fed_tokens()]
 
     def _own_text(self, request: DraftRequest) -> Sequence[int]:
         """The sequence's text in the draft model's ids; empty where it cannot be said."""
@@ -246,9 +168,10 @@ class ModelDrafter:
         """The draft model's id of a token it drafted."""
         return token if self._bridge is None or self._by_string else self._bridge.to_draft(token)
 
-    def _fits(self, request: DraftRequest) -> bool:
-        """Whether anything can be drafted: there is room for it, and the draft model's window holds the text."""
-        return request.max_nodes > 0 and 0 < len(self._contexts[request.id]) <= self.lm.max_length
+    def _room(self, request: DraftRequest) -> int:
+        """How deep a tree may be: 0 where nothing can be drafted or the draft model's window does not hold the text."""
+        size = len(self._contexts.get(request.id, ()))
+        return max(0, self.lm.max_length - size + 1) if size else 0
 
     def _unfed(self, request: DraftRequest) -> Sequence[int]:
         """Bring the row to a prefix of the text; returns what is left to feed, at least the last token."""
@@ -274,17 +197,8 @@ class ModelDrafter:
         Args:
             params: instead of the request's own.
         """
-        params = params or request.params
         logits = logits if self._kept is not None else self._spread(logits)
-        if not params.needs_history:
-            return sampling.reduced_probs(logits, self._kept, self._vocab_size, params)
-        texts = [(*request.tokens, *path) for path in paths]
-        return Probs.stack(
-            [
-                sampling.reduced_probs(row, self._kept, self._vocab_size, params, text, request.num_prompt)
-                for row, text in zip(logits.split(1), texts)
-            ]
-        )
+        return law(logits, self._kept, self._vocab_size, request, paths, params)
 
     def _spread(self, logits: Tensor) -> Tensor:
         """Logits `[R, V']` over the target's ids `[R, V]`; -inf for ids that are not shared."""

@@ -1,4 +1,5 @@
-"""EAGLE drafts chains from the target's own hidden states, with a cache of its own (2401.15077, 2503.01840).
+"""EAGLE drafts chains and trees from the target's own hidden states, with a cache of its own (2401.15077, 2406.16858,
+2503.01840).
 
 Each round the pairs (feature at j, token j+1) of all committed tokens are read, those of earlier rounds from the cache;
 the last of them gives the first guess. From there on the network's own results stand for the features still unknown.
@@ -14,20 +15,23 @@ import torch
 from torch import Tensor
 from torch.nn.functional import scaled_dot_product_attention
 
-from .. import sampling
 from ..errors import ModelError, VocabularyError
 from ..models.cached_lm import common_prefix
 from ..models.masks import Block
 from ..models.slots import SlotStore
 from ..nets.eagle import EagleNet
-from ..types import EMPTY_DRAFT, Draft, DraftRequest, Probs
+from ..types import EMPTY_DRAFT, Draft, DraftRequest, Probs, SamplingParams
+from . import growth
+from .chains import Chains
 from .context import DraftContext
+from .law import law
+from .trees import Growth, Trees
 
 _CHUNK = 512  # pairs of one prompt per pass
 
 
 class EagleDrafter:
-    """Chains: greedy at temperature 0, otherwise each token drawn from the network's own processed law, which is q.
+    """Greedy at temperature 0, otherwise each token drawn from the network's own processed law, which is q.
 
     Args:
         net: the network, in the dtype to compute in.
@@ -38,7 +42,9 @@ class EagleDrafter:
         target_ids: the target's id of each of the D outputs, int64 `[D]`, or None where they are the same.
         num_rows: at most this many sequences at a time.
         max_length: longer texts get empty drafts.
-        eos_ids: drafting a sequence stops after one of these was drawn (it stays in the draft).
+        eos_ids, confidence: when a chain ends, see `chains.Chains`.
+        tree: the kind of tree to draft, or None for chains.
+        costs: let optimal trees have only as many nodes and layers as pay.
         name: as the user wrote it.
     """
 
@@ -54,6 +60,9 @@ class EagleDrafter:
         num_rows: int = 8,
         max_length: int = 1 << 30,
         eos_ids: frozenset[int] = frozenset(),
+        confidence: float = 0.0,
+        tree: growth.TreeOption | None = None,
+        costs: growth.Costs | None = None,
         name: str = "eagle",
     ):
         self.name = name
@@ -63,7 +72,9 @@ class EagleDrafter:
         self._embed, self._output = embed, output
         self._target_ids = target_ids
         self._max_length = max_length
-        self._eos_ids = eos_ids
+        self._eos_ids, self._confidence = eos_ids, confidence
+        self._trees = None if tree is None else Trees(tree, self._law, eos_ids, confidence, costs)
+        self._results: dict[int, Tensor] = {}  # of this round's trees: of the text, then of each fed node, `[n, H]`
         self._dtype, self._device = next((p.dtype, p.device) for p in net.parameters())
         config = net.config
         self._cache = SlotStore(config.num_layers, config.num_kv_heads, config.head_dim, self._dtype, self._device)
@@ -72,39 +83,73 @@ class EagleDrafter:
 
     @torch.inference_mode()
     def propose(self, requests: Sequence[DraftRequest]) -> list[Draft]:
-        """All requests together: one pass over what is new, then one per further position.
+        """All requests together: one pass over what is new, then one per further position, or layer of the trees.
 
         A text of one token has no feature yet, so it gets an empty draft.
         """
-        drawn: dict[int, list[int]] = {r.id: [] for r in requests}
-        laws: dict[int, list[Probs]] = {r.id: [] for r in requests}
-        active = [r for r in requests if r.max_nodes > 0 and 1 < len(r.tokens) <= self._max_length]
-        results = self._catch_up(active) if active else None
-        while results is not None:
-            logits = self._output(self.net.hidden(results))
-            for i, request in enumerate(active):
-                law = self._law(logits[i : i + 1], request, drawn[request.id])
-                drawn[request.id].append(sampling.draw(law, 0, request.generator, "draft"))
-                laws[request.id].append(law)
-            going = [i for i, r in enumerate(active) if self._goes_on(r, drawn[r.id])]
-            active = [active[i] for i in going]
-            blocks = [Block(self._rows[r.id], len(r.tokens) + len(drawn[r.id]) - 2, drawn[r.id][-1:]) for r in active]
-            results = self._pass(blocks, self.net.carried(results[going])) if active else None
-        return [_draft(r, drawn[r.id], laws[r.id]) for r in requests]
+        return self._chains(requests) if self._trees is None else self._grown(requests, self._trees)
 
     def release(self, sequence_id: int) -> None:
         self._rows.pop(sequence_id, None)
+        if self._trees is not None:
+            self._trees.release(sequence_id)
 
-    def _goes_on(self, request: DraftRequest, drawn: Sequence[int]) -> bool:
-        """Whether another token may be drafted; every drawn token stays, so the output's law cannot depend on it."""
-        room = len(request.tokens) + len(drawn) <= self._max_length
-        return len(drawn) < request.max_nodes and room and drawn[-1] not in self._eos_ids
+    def _chains(self, requests: Sequence[DraftRequest]) -> list[Draft]:
+        lengths = {r.id: len(r.tokens) for r in requests if len(r.tokens) > 1}
+        chains = Chains(requests, self._eos_ids, self._confidence, self._max_length, lengths=lengths)
+        results = self._catch_up(chains.active) if chains.active else None
+        while results is not None:
+            asked = chains.active
+            chains.grow(self._logits(results), lambda logits, r, drawn: self._law(logits, r, [drawn]))
+            active = {request.id for request in chains.active}
+            going = [i for i, request in enumerate(asked) if request.id in active]
+            blocks = [
+                Block(self._rows[r.id], len(r.tokens) + len(chains.drawn(r)) - 2, chains.drawn(r)[-1:])
+                for r in chains.active
+            ]
+            results = self._pass(blocks, self.net.carried(results[going])) if blocks else None
+        return chains.drafts()
 
-    def _law(self, logits: Tensor, request: DraftRequest, drawn: Sequence[int]) -> Probs:
-        tokens = (*request.tokens, *drawn) if request.params.needs_history else ()
-        return sampling.reduced_probs(
-            logits, self._target_ids, self._vocab_size, request.params, tokens, request.num_prompt
-        )
+    def _grown(self, requests: Sequence[DraftRequest], trees: Trees) -> list[Draft]:
+        fitting = [r for r in requests if r.max_nodes > 0 and 1 < len(r.tokens) <= self._max_length]
+        growing = [trees.start(r, self._max_length - len(r.tokens) + 1) for r in fitting]
+        trees.grow(growing, self._begin, self._branch)
+        self._results.clear()
+        drafts = {g.request.id: g.draft for g in growing}
+        return [drafts.get(request.id, EMPTY_DRAFT) for request in requests]
+
+    def _begin(self, growing: Sequence[Growth]) -> Tensor:
+        """Logits `[B, D]` after each text."""
+        results = self._catch_up([g.request for g in growing])
+        self._results = {g.request.id: own for g, own in zip(growing, results.split(1))}
+        return self._logits(results)
+
+    def _branch(self, growing: Sequence[Growth]) -> list[Tensor]:
+        """Each node to expand as a pair with the result at its parent; logits `[n, D]` tree by tree."""
+        blocks, features = [], []
+        for g in growing:
+            parents = g.fed_parents()
+            start = len(g.request.tokens) - 1  # the first slot that no pair of the text has
+            blocks.append(Block(self._rows[g.request.id], start, g.fed_tokens(), parents, g.num_done))
+            above = torch.tensor(parents[g.num_done :], device=self._device) + 1
+            features.append(self.net.carried(self._results[g.request.id][above]))
+        sizes = [len(block.queries) for block in blocks]
+        results = self._pass(blocks, torch.cat(features))
+        for g, own in zip(growing, results.split(sizes)):
+            self._results[g.request.id] = torch.cat([self._results[g.request.id], own])
+        return list(self._logits(results).split(sizes))
+
+    def _logits(self, results: Tensor) -> Tensor:
+        return self._output(self.net.hidden(results))
+
+    def _law(
+        self,
+        logits: Tensor,
+        request: DraftRequest,
+        paths: Sequence[Sequence[int]],
+        params: SamplingParams | None = None,
+    ) -> Probs:
+        return law(logits, self._target_ids, self._vocab_size, request, paths, params)
 
     def _catch_up(self, requests: Sequence[DraftRequest]) -> Tensor:
         """Read every pair of committed tokens that the cache lacks, at least the last; its results `[B, H]`."""
@@ -136,9 +181,9 @@ class EagleDrafter:
         return self.net.feature(states.to(self._dtype))
 
     def _pass(self, blocks: Sequence[Block], features: Tensor) -> Tensor:
-        """Pairs of all rows as one flat batch: features `[T, H]` beside the blocks' tokens; results `[T, H]`."""
-        ids = torch.tensor([token for block in blocks for token in block.tokens], device=self._device)
-        positions = [block.start + depth for block in blocks for depth in block.depths()]
+        """Pairs of all rows as one flat batch: features `[T, H]` beside the blocks' queries; results `[T, H]`."""
+        ids = torch.tensor([token for block in blocks for token in block.queries], device=self._device)
+        positions = [block.start + depth for block in blocks for depth in block.depths()[block.fed :]]
         ends = [block.start + len(block.tokens) for block in blocks]
         self._cache.reserve(max(block.row for block in blocks) + 1, max(ends))
         masks = [self._mask(block) for block in blocks]
@@ -146,10 +191,11 @@ class EagleDrafter:
         def attend(number: int, q: Tensor, k: Tensor, v: Tensor) -> Tensor:
             mixed, first = [], 0
             for block, end, mask in zip(blocks, ends, masks):
-                last = first + len(block.tokens)
+                last = first + len(block.queries)
+                slots = slice(block.start + block.fed, end)
                 keys, values = self._cache.row(block.row)[number]
-                keys[:, block.start : end] = k[first:last].transpose(0, 1)
-                values[:, block.start : end] = v[first:last].transpose(0, 1)
+                keys[:, slots] = k[first:last].transpose(0, 1)
+                values[:, slots] = v[first:last].transpose(0, 1)
                 queries = q[first:last].transpose(0, 1)[None]
                 past = keys[None, :, :end], values[None, :, :end]
                 out = scaled_dot_product_attention(queries, *past, attn_mask=mask, enable_gqa=True)
@@ -160,17 +206,9 @@ class EagleDrafter:
         return self.net(self._embed(ids), features, torch.tensor(positions, device=self._device), attend)
 
     def _mask(self, block: Block) -> Tensor:
-        """bool `[n, S]`: each pair sees the row's past, its ancestors in the block and itself."""
-        past = torch.ones(len(block.tokens), block.start, dtype=torch.bool)
-        return torch.cat([past, block.sees()], dim=1).to(self._device)
-
-
-def _draft(request: DraftRequest, drawn: Sequence[int], laws: Sequence[Probs]) -> Draft:
-    if not drawn:
-        return EMPTY_DRAFT
-    if request.params.greedy:
-        return Draft.chain(drawn)
-    return Draft.chain(drawn, Probs.stack(laws), "independent")
+        """bool `[n, S]`: each query sees the row's past, its ancestors in the block and itself."""
+        past = torch.ones(len(block.queries), block.start, dtype=torch.bool)
+        return torch.cat([past, block.sees()[block.fed :]], dim=1).to(self._device)
 
 
 def build(argument: str, context: DraftContext) -> EagleDrafter:
@@ -226,5 +264,8 @@ def build(argument: str, context: DraftContext) -> EagleDrafter:
         num_rows=context.max_batch,
         max_length=context.draft_max_length or context.max_length,
         eos_ids=context.eos_ids,
+        confidence=context.draft_confidence,
+        tree=growth.TreeOption.parse(context.draft_tree),
+        costs=context.draft_costs,
         name=f"eagle:{argument}",
     )

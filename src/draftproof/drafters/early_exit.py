@@ -12,13 +12,13 @@ from collections.abc import Sequence
 
 from torch import Tensor
 
-from .. import sampling
 from ..errors import OptionError
 from ..models.lean import LeanForward
 from ..models.masks import Block
 from ..types import Draft, DraftRequest, Probs
 from .chains import Chains
 from .context import DraftContext
+from .law import law
 
 
 class EarlyExitDrafter:
@@ -60,8 +60,7 @@ def _next(request: DraftRequest, drawn: Sequence[int]) -> Block:
 
 
 def _law(logits: Tensor, request: DraftRequest, drawn: Sequence[int]) -> Probs:
-    tokens = (*request.tokens, *drawn) if request.params.needs_history else ()
-    return sampling.probs(logits, request.params, tokens, request.num_prompt)
+    return law(logits, None, logits.shape[-1], request, [drawn])
 
 
 def build(argument: str, context: DraftContext) -> EarlyExitDrafter:

@@ -18,6 +18,7 @@ from ..errors import ModelError, OptionError, VocabularyError
 from ..nets.medusa import MedusaNet
 from ..types import EMPTY_DRAFT, Draft, DraftRequest, Probs
 from .context import DraftContext
+from .law import law
 
 Choice = tuple[int, ...]
 """A node by the ranks of the tokens on its path: (0, 2) is head 1's third most likely token after head 0's first."""
@@ -74,18 +75,11 @@ class MedusaDrafter:
         drawn: list[int] = []
         laws: list[Probs] = []
         for head in logits[: request.max_nodes]:
-            law = self._law(head, request, drawn)
-            drawn.append(sampling.draw(law, 0, request.generator, "draft"))
-            laws.append(law)
+            laws.append(law(head, self._target_ids, self._vocab_size, request, [drawn]))
+            drawn.append(sampling.draw(laws[-1], 0, request.generator, "draft"))
         if request.params.greedy:
             return Draft.chain(drawn)
         return Draft.chain(drawn, Probs.stack(laws), "independent")
-
-    def _law(self, logits: Tensor, request: DraftRequest, drawn: Sequence[int]) -> Probs:
-        tokens = (*request.tokens, *drawn) if request.params.needs_history else ()
-        return sampling.reduced_probs(
-            logits, self._target_ids, self._vocab_size, request.params, tokens, request.num_prompt
-        )
 
     def _tree(self, request: DraftRequest, logits: Sequence[Tensor]) -> Draft:
         """The first `max_nodes` choices, filled with each head's most likely tokens."""
