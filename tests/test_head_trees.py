@@ -274,20 +274,24 @@ def test_loaded_heads_draft_trees_and_change_no_text(tmp_path, name):
 
 @pytest.mark.parametrize("name", ["eagle", "medusa"])
 def test_sampled_text_with_trees_follows_the_targets_law(tmp_path, name):
-    """The first token but one of 2,000 texts, so that it was verified in a tree, against the exact law of eight tokens:
-    each count's binomial tail is at least 1e-7, which a right engine misses with probability below 2e-7 for each of 64.
+    """Two tokens of 2,000 texts, the first from a tree of three nodes, against the exact law of eight tokens: each
+    count's binomial tail is at least 1e-7, which a right engine misses with probability below 2e-7 for each of 64.
     """
     allowed = [0, 5, 7, 10, 13, 16, 19, 22]
     model = target_model()
-    kind = KINDS["eagle3 original"]() if name == "eagle" else guessing_medusa(model, [[0], [1], [2], [0, 0], [1, 0]])
-    folder = save(tmp_path / name, kind, "medusa_lm_head.safetensors" if name == "medusa" else "model.safetensors")
+    banned, num, prompt = tuple(sorted(set(range(V)) - set(allowed))), 2000, [3, 1, 4]
+    made = KINDS["eagle3 original"]()
+    if name == "medusa":
+        made = guessing_medusa(model, [[0], [1], [2], [0, 0], [1, 0]])
+        for head in range(3):
+            made[1][f"{head}.1.weight"][list(banned)] = 0  # or hardly any guess would be allowed
+    folder = save(tmp_path / name, made, "medusa_lm_head.safetensors" if name == "medusa" else "model.safetensors")
     target = CachedLM(LeanForward(target_model(), 256, "dense"), 32)
     context = DraftContext(vocab_size=V, max_batch=32, draft_weights="dense", draft_tree="3", target=target)
     drafter = catalog.build(f"{name}:{folder}", context)
-    banned, num, prompt = tuple(sorted(set(range(V)) - set(allowed))), 2000, [3, 1, 4]
     params = SamplingParams(temperature=3.0, banned_tokens=banned, max_new_tokens=4, n=num, seed=11)
     results = engine(target, drafter, max_draft=8, max_batch=32).generate([prompt], params)
-    assert name == "medusa" or sum(r.stats.num_accepted for r in results) > 500
+    assert sum(r.stats.num_accepted for r in results) > 20
     plain = ModelTarget(model)
 
     def law(text):
