@@ -24,6 +24,7 @@ from draftproof.sampling import SeededSource
 from draftproof.types import Draft, DraftRequest, Probs, Verification
 from draftproof.verify.law import exact_law
 from engines import ModelTarget, lm, model_drafter, reference
+from laws import law_of_texts
 from test_cached_lm import KINDS, made
 from test_lean import FAMILY, FORMATS, loaded, randomised
 from test_sampled_law import distance
@@ -118,16 +119,7 @@ def test_the_law_is_exact_with_trees_of_a_real_draft_model(case):
 
     plain = ModelTarget(big)
     plain.dtype = torch.float64
-    expected: dict[tuple[int, ...], float] = {}
-    for text in itertools.product(range(4), repeat=3):
-        end = next((i + 1 for i, token in enumerate(text) if token in eos), 3)
-        if text[:end] in expected:
-            continue
-        weight = 1.0
-        for i in range(end):
-            law = sampling.probs(plain.next_logits((0, *text[:i]))[None], params, (0, *text[:i]), 1)
-            weight *= law.prob(0, text[i])
-        expected[text[:end]] = weight
+    expected = law_of_texts(plain, params, eos)
     assert distance(exact_law(run), expected) < 1e-6
 
 

@@ -10,7 +10,7 @@ import torch
 
 from draftproof.sampling import SeededSource, probs
 from draftproof.testing import RandomTable
-from draftproof.types import Draft, Probs, SamplingParams
+from draftproof.types import Draft, SamplingParams
 from draftproof.verify import (
     EnumeratingSource,
     argmax_chain,
@@ -22,32 +22,9 @@ from draftproof.verify import (
     token_rule,
     total_variation,
 )
+from laws import alternating, opposite, point, top
 
 EXACT = 1e-12
-
-
-def top(law, k):
-    """The k most likely tokens of a law, renormalised: sparse, as a truncating drafter states it."""
-
-    def truncated(prefix):
-        values, ids = law(prefix).topk(k)
-        return Probs((values / values.sum())[None], ids[None], law(prefix).shape[0])
-
-    return truncated
-
-
-def point(law):
-    """The law's most likely token with probability 1: greedy decoding."""
-    return lambda prefix: Probs.one_hot([int(law(prefix).argmax())], law(prefix).shape[0])
-
-
-def alternating(prefix):
-    """Disjoint from `opposite` at every prefix."""
-    return [0.3, 0.7, 0.0, 0.0] if len(prefix) % 2 else [0.0, 0.0, 0.6, 0.4]
-
-
-def opposite(prefix):
-    return [0.0, 0.0, 0.5, 0.5] if len(prefix) % 2 else [0.9, 0.1, 0.0, 0.0]
 
 
 @pytest.mark.parametrize("num_tokens", [0, 1, 2, 3, 4])

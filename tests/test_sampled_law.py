@@ -17,6 +17,7 @@ from draftproof.models import shrink
 from draftproof.testing import LawDrafter, RandomTable, ScriptDrafter, TableTarget
 from draftproof.verify.law import exact_law
 from engines import ModelTarget, engine, lm, model_drafter
+from laws import law_of_texts
 from tiny import tiny_llama
 
 F64 = {"dtype": torch.float64}
@@ -134,17 +135,7 @@ def test_the_law_is_exact_with_a_real_draft_model(case):
 
     plain = ModelTarget(big)
     plain.dtype = torch.float64
-    ends = {*ended, *params.stop_token_ids}
-    expected: dict[tuple[int, ...], float] = {}
-    for text in itertools.product(range(4), repeat=3):
-        end = next((i + 1 for i, token in enumerate(text) if token in ends), 3)
-        if text[:end] in expected:
-            continue
-        weight = 1.0
-        for i in range(end):
-            law = sampling.probs(plain.next_logits((0, *text[:i]))[None], params, (0, *text[:i]), 1)
-            weight *= law.prob(0, text[i])
-        expected[text[:end]] = weight
+    expected = law_of_texts(plain, params, {*ended, *params.stop_token_ids})
     assert distance(exact_law(run), expected) < 1e-6
 
 

@@ -22,6 +22,7 @@ from draftproof.verify import (
     traversal_rule,
     tree_of,
 )
+from laws import alternating, opposite, point, top
 from recursion import Recursion
 
 EXACT = 1e-12
@@ -35,29 +36,6 @@ TREES = {
     "a fork at the end": (-1, 0, 1, 1),
     "depth first, three at the root": (-1, 0, 1, -1, -1, 3),
 }
-
-
-def top(law, k):
-    """The k most likely tokens of a law, renormalised and sparse."""
-
-    def truncated(prefix):
-        values, ids = law(prefix).topk(k)
-        return Probs((values / values.sum())[None], ids[None], law(prefix).shape[0])
-
-    return truncated
-
-
-def point(law):
-    return lambda prefix: Probs.one_hot([int(law(prefix).argmax())], law(prefix).shape[0])
-
-
-def alternating(prefix):
-    """Disjoint from `opposite` at every prefix."""
-    return [0.3, 0.7, 0.0, 0.0] if len(prefix) % 2 else [0.0, 0.0, 0.6, 0.4]
-
-
-def opposite(prefix):
-    return [0.0, 0.0, 0.5, 0.5] if len(prefix) % 2 else [0.9, 0.1, 0.0, 0.0]
 
 
 PAIRS = {

@@ -224,7 +224,7 @@ def build(argument: str, context: DraftContext) -> ModelDrafter:
     from ..models.bridge import find_bridge
     from ..models.forwards import make_forward
     from ..models.hf import load_model
-    from ..models.linear import available
+    from ..models.linear import choose
 
     if not argument:
         raise OptionError("drafter 'model' needs a model, as in model:FOLDER")
@@ -232,9 +232,7 @@ def build(argument: str, context: DraftContext) -> ModelDrafter:
     if weights in ("auto", "int8", "int4"):
         options["dtype"] = None  # such products need no wider activations than the checkpoint's own
     loaded = load_model(argument, **options)
-    if weights == "auto":
-        found = (w for w in ("int4", "int8") if not available(w, loaded.model.dtype, loaded.model.device))
-        weights = next(found, "auto")
+    weights = choose(weights, loaded.model.dtype, loaded.model.device, ("int4", "int8"))
     num_outputs = loaded.vocab_size
     common, bridge, by_string = find_bridge(
         context.tokenizer,

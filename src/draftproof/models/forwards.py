@@ -13,7 +13,7 @@ from ..errors import OptionError
 from . import invariance
 from .hf import LoadedModel, check_rewindable
 from .lean import LeanForward, unsupported
-from .linear import Linear, maker
+from .linear import Linear, choose, maker
 from .passes import Forward
 from .plugged import PluggedForward
 from .probe import check_forward
@@ -25,7 +25,7 @@ def make_forward(
     """The fastest exact forward of a loaded model; the model's weights may be taken out of it.
 
     Args:
-        weights: "auto" (the fastest exact format), "dense", "packed" or "int8".
+        weights: "auto" (the fastest exact format), "dense", "packed", "int8" or "int4".
         bitwise: True demands bit-exact passes, False does without, None takes them where the kernels allow.
         lean: True demands the lean forward, False transformers' own, None takes the lean one where it can run.
 
@@ -66,10 +66,8 @@ class FormatLinear(nn.Module):
 
 
 def draft_format(weights: str, forward: Forward) -> str:
-    """The format of a drafter's weights: "auto" is int8 where there is such a kernel."""
-    if weights != "auto":
-        return weights
-    return maker("auto", forward.dtype, forward.device, fallback="int8")[0]
+    """The format of a head's weights: "auto" is int8 where there is such a kernel."""
+    return choose(weights, forward.dtype, forward.device, ("int8",))
 
 
 def replace_linears(model: nn.Module, weights: str, dtype: torch.dtype, device: torch.device) -> str:

@@ -17,7 +17,7 @@ s_w / 2, s_w <= 1.006 max|w| / 127 over the group or channel, s_x <= max|x| / 12
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from functools import partial
 from typing import Protocol
 
@@ -152,8 +152,15 @@ def available(weights: str, dtype: torch.dtype, device: torch.device) -> str | N
     return None
 
 
-def maker(weights: str, dtype: torch.dtype, device: torch.device, *, fallback: str = "packed") -> tuple[str, Make]:
-    """Choose a format: "auto" is `fallback` where it can be used and dense elsewhere.
+def choose(weights: str, dtype: torch.dtype, device: torch.device, preferred: Sequence[str] = ()) -> str:
+    """The format's name: "auto" is the first of `preferred`, packed and dense that can be used here."""
+    if weights != "auto":
+        return weights
+    return next(f for f in (*preferred, "packed", "dense") if available(f, dtype, device) is None)
+
+
+def maker(weights: str, dtype: torch.dtype, device: torch.device) -> tuple[str, Make]:
+    """What makes linear maps in a format; "auto" is the fastest exact one.
 
     Returns:
         The format's name, and what makes linear maps in it.
@@ -161,8 +168,7 @@ def maker(weights: str, dtype: torch.dtype, device: torch.device, *, fallback: s
     Raises:
         OptionError: an unknown format, or one that cannot be used here.
     """
-    if weights == "auto":
-        weights = next(f for f in (fallback, "packed", "dense") if available(f, dtype, device) is None)
+    weights = choose(weights, dtype, device)
     if weights not in FORMATS:
         raise OptionError(f"unknown weights {weights!r}: use auto, {', '.join(FORMATS)}")
     if reason := available(weights, dtype, device):
