@@ -55,7 +55,7 @@ def combinations(count, seed):
         )
 
 
-@pytest.mark.parametrize("vocab_size", [5, 100, 5000])
+@pytest.mark.parametrize("vocab_size", [5, 100, 5000, 20_011])
 @pytest.mark.parametrize("dtype", [torch.float32, torch.float64], ids=str)
 def test_the_law_is_that_of_transformers(vocab_size, dtype):
     """Fixed seeds; random logits have no ties, and no border falls within rounding of a token here."""
@@ -448,3 +448,17 @@ def test_the_highest_is_the_first_of_the_highest(size, dtype):
     logits[2, size // 2 :] = 9
     values, ids = sampling.highest(logits)
     assert torch.equal(ids[:, 0], logits.argmax(-1)) and torch.equal(values[:, 0], logits.amax(-1))
+
+
+@pytest.mark.parametrize("width", [1, 64, 512])
+@pytest.mark.parametrize("size", [512, 16_384, 20_011, 151_936])
+def test_the_best_few_are_those_of_a_full_search(size, width):
+    """Many ties, masked ids and peaks in the last ids; different ids, each with its own value."""
+    generator = torch.Generator().manual_seed(size)
+    scores = torch.randint(0, 1000, (5, size), generator=generator).float()
+    scores[1, size // 100 :] = -torch.inf
+    scores[2] = 1
+    scores[3, -3:] = 2000
+    values, ids = sampling.best(scores, width)
+    assert torch.equal(values, scores.topk(width).values) and torch.equal(values, scores.gather(-1, ids))
+    assert all(len(row.unique()) == width for row in ids)

@@ -19,6 +19,7 @@ from .interfaces import RandomSource
 from .types import EMPTY_DRAFT, Draft, Probs, SamplingParams, TokenLogprob
 
 _CHUNK = 512  # ids per chunk in the search for the highest
+_SMALL_CHUNK = 64  # ids per chunk in the search for the highest few
 _FIRST_WIDTH = 64  # candidates looked at first by top-p and min-p; grows by 8 until they suffice
 
 
@@ -38,13 +39,23 @@ def probs(
         ModelError: the logits hold no finite maximum (a damaged model, or an overflow).
     """
     logits = penalise(logits, params, tokens, num_prompt, draft)
-    top, ids = highest(logits)
-    if not bool(torch.isfinite(top).all()):
-        raise ModelError("the model's logits are not finite: every token is banned, or the weights are damaged")
     wide = torch.promote_types(logits.dtype, torch.float32)
     if params.greedy:
+        top, ids = highest(logits)
+        _check_finite(top)
         return Probs(torch.ones_like(top, dtype=wide), ids, logits.shape[-1])
-    return _truncate((logits.to(wide) - top).div_(max(params.temperature, 1e-30)), params)
+    scaled = logits.to(wide, copy=True)
+    top = scaled.amax(-1, keepdim=True)
+    _check_finite(top)
+    scaled.sub_(top)
+    if params.temperature != 1:
+        scaled.div_(max(params.temperature, 1e-30))
+    return _truncate(scaled, params)
+
+
+def _check_finite(top: Tensor) -> None:
+    if not bool(torch.isfinite(top).all()):
+        raise ModelError("the model's logits are not finite: every token is banned, or the weights are damaged")
 
 
 def highest(logits: Tensor) -> tuple[Tensor, Tensor]:
@@ -136,7 +147,7 @@ def _truncate(scaled: Tensor, params: SamplingParams) -> Probs:
     if params.top_p < 1 and not params.top_k:  # sum of exp: softmax gives the maximum 1 / total, faster than summing
         total = 1 / torch.softmax(scaled, dim=-1).amax(-1, keepdim=True)
     while True:
-        values, ids = scaled.topk(width, dim=-1)
+        values, ids = best(scaled, width)
         keep = _kept(values, total, params)
         if width == vocab_size or not bool(keep[:, -1].any()):  # the last candidate is out, so are all beyond it
             break
@@ -146,6 +157,26 @@ def _truncate(scaled: Tensor, params: SamplingParams) -> Probs:
     widest = int(keep.sum(-1).max())
     kept = values[:, :widest].exp() * keep[:, :widest]
     return Probs(kept / kept.sum(-1, keepdim=True), ids[:, :widest], vocab_size)
+
+
+def best(scores: Tensor, width: int) -> tuple[Tensor, Tensor]:
+    """The `width` highest of each row `[R, V]` in falling order, and their ids, `[R, width]` each.
+
+    They lie in the `width` chunks with the highest maxima, so that only these have to be sorted.
+    """
+    vocab_size = scores.shape[-1]
+    num_chunks = vocab_size // _SMALL_CHUNK
+    if width > num_chunks // 4:
+        return scores.topk(width, dim=-1)
+    whole = num_chunks * _SMALL_CHUNK
+    peaks = scores[:, :whole].unflatten(-1, (num_chunks, _SMALL_CHUNK)).amax(-1)
+    first = peaks.topk(width, dim=-1).indices.mul_(_SMALL_CHUNK)
+    places = (first[:, :, None] + torch.arange(_SMALL_CHUNK, device=scores.device)).flatten(1)
+    if whole < vocab_size:
+        rest = torch.arange(whole, vocab_size, device=scores.device)
+        places = torch.cat([places, rest.expand(len(scores), -1)], -1)
+    best = scores.gather(-1, places).topk(width, dim=-1)
+    return best.values, places.gather(-1, best.indices)
 
 
 def _kept(values: Tensor, total: Tensor | None, params: SamplingParams) -> Tensor:
