@@ -6,11 +6,13 @@ import shutil
 import warnings
 
 import pytest
+import transformers as tf
 
 import draftproof as dp
+from draftproof.cli import main
 from draftproof.errors import DraftproofError, ModelError, OptionError, PromptError, VocabularyError
 from draftproof.testing import SilentDrafter
-from tiny import TEXT_VOCAB, byte_tokenizer, save_tiny, tiny_llama
+from tiny import TEXT_VOCAB, byte_tokenizer, save_tiny, tiny_llama, tiny_model
 
 GREEDY = dp.SamplingParams(temperature=0, max_new_tokens=24)
 
@@ -23,6 +25,8 @@ def folders(tmp_path_factory):
     save_tiny(root / "ids only", tiny_llama(0), tokenizer=False)
     save_tiny(root / "no template", tiny_llama(0, vocab_size=TEXT_VOCAB), byte_tokenizer(chat_template=None))
     save_tiny(root / "foreign", tiny_llama(1, vocab_size=TEXT_VOCAB), byte_tokenizer(order=byte_order()))
+    mamba = tf.MambaConfig(vocab_size=TEXT_VOCAB, hidden_size=64, num_hidden_layers=2)
+    save_tiny(root / "mamba", tiny_model(mamba))
     return root
 
 
@@ -135,3 +139,58 @@ def test_a_damaged_folder_is_one_line(folders, tmp_path):
     with pytest.raises(ModelError) as caught:
         dp.load(str(broken))
     assert "\n" not in str(caught.value)
+
+
+class Spy(SilentDrafter):
+    """Proposes nothing and remembers the texts it was asked about."""
+
+    def __init__(self):
+        super().__init__()
+        self.asked = []
+
+    def propose(self, requests):
+        self.asked += [request.tokens for request in requests]
+        return super().propose(requests)
+
+
+def test_h12_the_targets_template_is_the_only_one(folders, tmp_path):
+    """A drafter whose folder has another template gets the ids that the target's template makes."""
+    other = byte_tokenizer(chat_template="<<{{ messages[0]['content'] }}>>")
+    draft = save_tiny(tmp_path / "draft", tiny_llama(1, vocab_size=TEXT_VOCAB), other)
+    chat = [{"role": "user", "content": "hello"}]
+    plain = dp.load(str(folders / "target"))
+    spy = Spy()
+    dp.load(plain, spy).generate(chat, GREEDY)
+    prompt = tuple(plain.codec.encode_chat(chat))
+    assert spy.asked[0] == prompt
+    speculative = dp.load(plain, f"model:{draft}")
+    fed = []
+    extend = speculative.drafter.lm.extend
+    speculative.drafter.lm.extend = lambda rows, feeds: fed.extend(map(tuple, feeds)) or extend(rows, feeds)
+    result = speculative.generate(chat, GREEDY)[0]
+    assert result.token_ids == plain.generate(chat, GREEDY)[0].token_ids and result.stats.num_drafted > 0
+    held = speculative.drafter.lm.held(0)
+    assert tuple(held[: len(prompt)]) == prompt, "what the drafter read begins with the same ids"
+    assert fed
+
+
+def test_h12_h15_impossible_pairs_and_models_end_the_command_at_once(folders, capsys):
+    """One line, status 2, before anything is generated."""
+    mamba = folders / "mamba"
+    cases = [
+        ([str(folders / "target"), f"model:{folders / 'foreign'}"], "token 0 is"),
+        ([str(mamba), "none"], "cannot be rewound: layer 0 is linear_attention"),
+        ([str(mamba), "ngram"], "cannot be rewound: layer 0 is linear_attention"),
+        ([str(folders / "target"), f"model:{mamba}"], "cannot be rewound: layer 0 is linear_attention"),
+    ]
+    for (target, drafter), message in cases:
+        assert main(["generate", "hi", "--target", target, "--drafter", drafter]) == 2
+        shown = capsys.readouterr()
+        assert not shown.out and len(shown.err.splitlines()) == 1 and message in shown.err, shown.err
+
+
+def test_h04_nothing_lossy_is_offered(plain):
+    for name in ("typical", "lenience", "threshold"):
+        with pytest.raises(OptionError, match=f"unknown verifier '{name}': use auto, token, block, traversal"):
+            dp.load(plain, "ngram", verifier=name)
+    assert plain.config["verifier"] == "auto"

@@ -184,6 +184,27 @@ def test_h03_no_impossible_transitions():
     assert steps[1] / steps.total() == pytest.approx(0.5, abs=0.02)
 
 
+CHAIN, TREE = (-1, 0, 1), (-1, -1, 0)
+
+
+@pytest.mark.parametrize(
+    ("name", "parents", "drawn"),
+    [
+        *((name, CHAIN, "fixed") for name in VERIFIERS),
+        ("auto", CHAIN, "independent"),
+        *(("auto", TREE, drawn) for drawn in ("fixed", "without_replacement", "hybrid")),
+    ],
+)
+def test_h04_a_token_that_is_always_proposed_keeps_its_share(name, parents, drawn):
+    """20 000 tokens of law .6, .4 from a drafter that always says 1 first: a share off by .02 is 5.8 sigma."""
+    drafter = LawDrafter([0.001, 0.999], 3, drawn=drawn, parents=parents)
+    run = engine(TableTarget([0.6, 0.4], max_rows=50), drafter, max_draft=3, max_batch=50, verify=VERIFIERS[name])
+    params = [SamplingParams(max_new_tokens=200, seed=i) for i in range(100)]
+    results = run.generate([[0]] * 100, params)
+    assert 0 < sum(r.stats.num_accepted for r in results) < sum(r.stats.num_drafted for r in results)
+    assert sum(sum(r.token_ids) for r in results) / 20_000 == pytest.approx(0.4, abs=0.02)
+
+
 @pytest.mark.parametrize("temperature", [0.0, 1.0])
 @pytest.mark.parametrize("settings", [{"logit_bias": {7: -100.0}}, {"banned_tokens": (7,)}], ids=["bias", "ban"])
 def test_h05_bias_and_bans_reach_every_position_of_a_block(settings, temperature):

@@ -103,10 +103,11 @@ class LeanForward:
         width = getattr(config, "head_dim", None) or config.hidden_size // heads
         eps = config.rms_norm_eps
         body = model.model
-        self._embedding: Tensor = body.embed_tokens.weight
+        embedding = body.embed_tokens.weight
+        self._embedding: Tensor = embedding.detach() if self.weights == "dense" else _own(embedding)
         self.vocab_size = self._embedding.shape[0]
         self._layers = [_take_layer(layer, make, fine, eps) for layer in body.layers]
-        self._norm, self._eps = body.norm.weight.detach(), eps
+        self._norm, self._eps = _own(body.norm.weight), eps
         self._head: Linear = _take([model.lm_head], fine)
         self._min_rows = max(linear.min_rows for linear in self._linears())
         self.cache = SlotStore(len(self._layers), kv_heads, width, self.dtype, self.device)
@@ -202,6 +203,11 @@ class LeanForward:
         return self._head(states)[:num]
 
 
+def _own(weight: Tensor) -> Tensor:
+    """A copy: a view of one tensor would keep the whole file of weights mapped into memory."""
+    return weight.detach().clone()
+
+
 def _take(modules: Sequence[Any], make: Make, norm: tuple[Tensor, float] | None = None, gated: bool = False) -> Linear:
     """One linear map from several of the same input; the modules give their weights up, so none is held twice."""
     weights = [module.weight.detach() for module in modules]
@@ -223,8 +229,8 @@ def _take_layer(layer: Any, make: Make, fine: Make, eps: float) -> _Layer:
     if hasattr(attention, "q_norm"):
         q_norm, k_norm = attention.q_norm.weight.detach(), attention.k_norm.weight.detach()
         scale = torch.cat([q_norm.expand(heads, -1), k_norm.expand(kv_heads, -1)]).float()
-    input_norm = (layer.input_layernorm.weight.detach(), eps)
-    mlp_norm = (layer.post_attention_layernorm.weight.detach(), eps)
+    input_norm = (_own(layer.input_layernorm.weight), eps)
+    mlp_norm = (_own(layer.post_attention_layernorm.weight), eps)
     return _Layer(
         qkv=_take([attention.q_proj, attention.k_proj, attention.v_proj], fine, norm=input_norm),
         head_scale=scale,
