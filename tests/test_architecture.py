@@ -27,7 +27,7 @@ LAYERS = (
 LAYER = {part: number for number, parts in enumerate(LAYERS) for part in parts}
 MAY_SEE_SIBLINGS = {"advisor": {"bench"}, "audit": {"bench"}, "serve": {"bench"}, "api": {""}, "": {"api"}}
 BASE = set(LAYERS[0])  # the modules of layer 0 belong together
-SHARED_BY_DRAFTERS = {"automaton", "chains", "context", "growth", "law", "offer", "trees"}  # not drafters themselves
+SHARED_BY_DRAFTERS = {"automaton", "chains", "context", "growth", "law", "offer", "revision", "trees"}  # no drafters
 
 
 @dataclass(frozen=True)

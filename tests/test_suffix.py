@@ -107,9 +107,7 @@ def test_a_longer_match_gives_a_longer_draft():
 
 
 def test_the_most_frequent_continuation_wins_and_the_latest_among_equals():
-    assert ask(
-        SuffixDrafter(floor=0), [1, 2, 3, 9, 1, 2, 4, 8, 1, 2, 3, 7, 1, 2, 4, 6, 1, 2, 3, 5, 1, 2], 1
-    ).tokens == (3,)
+    assert ask(SuffixDrafter(floor=0), [2, 3, 9, 2, 4, 8, 2, 3, 7, 2, 4, 6, 2, 3, 5, 2], 1).tokens == (3,)
     assert ask(SuffixDrafter(floor=0), [1, 2, 3, 9, 1, 2, 4, 8, 1, 2], 1).tokens == (4,)
 
 

@@ -2,8 +2,9 @@
 
 A suffix automaton knows every context of the prompt and the output so far, with counts. The longest context that
 occurred before and a few shorter ones are each continued by their most frequent followers; the continuation with the
-most expected tokens wins (SuffixDecoding, 2411.04975). Estimated path probabilities decide its length, so a long match
-gives a long draft. Drafts are point masses and a function of the text alone: always exact.
+most expected tokens wins (SuffixDecoding, 2411.04975). Where the text follows an earlier part with changes, the part
+with those changes competes (`revision`). Estimated path probabilities decide a draft's length, so a long match gives a
+long draft. Drafts are point masses and a function of the text alone: always exact.
 """
 
 from __future__ import annotations
@@ -18,6 +19,7 @@ from ..types import EMPTY_DRAFT, Draft, DraftRequest
 from .automaton import BREAK, Context, SuffixAutomaton
 from .context import DraftContext
 from .offer import Offer, discount
+from .revision import Revision
 
 _CONTEXTS = 4  # contexts tried, from the longest on
 _NOTHING = Offer(EMPTY_DRAFT, 0.0)
@@ -111,14 +113,16 @@ class _Sequence:
         self.num_prompt, self.caller = request.num_prompt, request.params.caller
         self.tokens: list[int] = []
         self.text = SuffixAutomaton()
+        self.revision = Revision()
 
     def follow(self, tokens: Sequence[int]) -> None:
         """Read what is new; start again if the text was changed behind our back."""
         size = len(self.tokens)
         if list(tokens[:size]) != self.tokens:
-            self.tokens, self.text, size = [], SuffixAutomaton(), 0
+            self.tokens, self.text, self.revision, size = [], SuffixAutomaton(), Revision(), 0
         self.tokens.extend(tokens[size:])
         self.text.extend(tokens[size:])
+        self.revision.follow(self.tokens)
 
 
 class SuffixDrafter:
@@ -131,7 +135,7 @@ class SuffixDrafter:
         name: as the user wrote it.
     """
 
-    def __init__(self, width: int = 1, floor: float = 0.1, memory: Memory | None = None, name: str = "suffix"):
+    def __init__(self, width: int = 1, floor: float = 0.03, memory: Memory | None = None, name: str = "suffix"):
         self.name = name
         self.width, self.floor, self.memory = width, floor, memory
         self._sequences: dict[int, _Sequence] = {}
@@ -164,7 +168,8 @@ class SuffixDrafter:
                 offer = grow(text, context, request.max_nodes, self.width, self.floor)
                 if offer.expected > best.expected:  # among equals the longer match, the own text first
                     best = offer
-        return best
+        chain, expected = sequence.revision.proposal(sequence.tokens, request.max_nodes, self.floor)
+        return Offer(Draft.chain(chain), expected) if expected > best.expected else best
 
     def _texts(self, sequence: _Sequence) -> Iterator[SuffixAutomaton]:
         yield sequence.text
