@@ -75,23 +75,31 @@ class Entry:
         )
 
 
-def entries(plain: dp.Engine, model: ModelDrafter, arguments: argparse.Namespace, sampled: bool) -> list[Entry]:
-    """Engines over one target and one draft model; none first. Chains of K = 4 and 8, trees of 8 nodes."""
+def entries(
+    plain: dp.Engine, model: ModelDrafter, reduced: ModelDrafter, arguments: argparse.Namespace, sampled: bool
+) -> list[Entry]:
+    """Engines over one target; none first. Chains of K = 4 and 8, trees of 8 nodes; the cheaper draft model has a
+    reduced vocabulary.
+    """
     context = plain.parts.context
     costs = None if arguments.costs is None else Costs.read(arguments.costs)
     drafters: dict[str, tuple[Drafter | str, int, str]] = {
         "none": ("none", 0, "auto"),
         "ngram": ("ngram", 8, "auto"),
         "suffix": ("suffix", 8, "auto"),
-        "suffix:tree": ("suffix:tree", 8, "auto"),
+        "suffix:tree": ("suffix:tree", 16, "auto"),
         f"self:{arguments.layers}": (f"self:{arguments.layers}", 4, "auto"),
         "suffix,model": (cascade.build([catalog.build("suffix", context), model], context), 8, "auto"),
+        "suffix,reduced model": (cascade.build([catalog.build("suffix", context), reduced], context), 8, "auto"),
+        "reduced model chain K=8": (reduced, 8, "auto"),
         "model tree dynamic": (model.shaped(TreeOption("dynamic")), 8, "auto"),
         "model tree optimal": (model.shaped(TreeOption("optimal"), costs), 8, "auto"),
     }
     for size in (4, 8):
         for rule in ("token", "block") if sampled else ("auto",):
             drafters[f"model chain K={size} {rule}"] = (model, size, rule)
+    if arguments.only:
+        drafters = {name: entry for name, entry in drafters.items() if name == "none" or name in arguments.only}
     return [Entry(n, dp.load(plain, d, max_draft=size, verifier=rule)) for n, (d, size, rule) in drafters.items()]
 
 
@@ -103,15 +111,18 @@ def main() -> None:
     parser.add_argument("--weights", default="auto")
     parser.add_argument("--target", default=TARGET)
     parser.add_argument("--drafter", default=DRAFTER)
+    parser.add_argument("--draft-vocab", type=int, default=32768, help="of the reduced draft model")
     parser.add_argument("--layers", type=int, default=14, help="N of self:N")
+    parser.add_argument("--only", nargs="+", help="these drafters and none")
     parser.add_argument(
         "--costs", type=Path, help="what bench --costs --json wrote: optimal trees of the size that pays"
     )
     arguments = parser.parse_args()
-    rows = questions(arguments.questions, arguments.prompts // 6 or 1, arguments.prompts)
+    rows = questions(arguments.questions, arguments.prompts // 6 or 1, arguments.prompts, shortest=True)
     plain = dp.load(arguments.target, dtype="bfloat16", weights=arguments.weights, max_batch=1)
     model = dp.load(plain, arguments.drafter).drafter
-    runs = {temperature: entries(plain, model, arguments, temperature > 0) for temperature in (0.0, 1.0)}
+    reduced = dp.load(plain, arguments.drafter, draft_vocab=arguments.draft_vocab).drafter
+    runs = {temperature: entries(plain, model, reduced, arguments, temperature > 0) for temperature in (0.0, 1.0)}
     prompts = [plain.codec.encode_chat(chat) for chat in chats(rows)]
     for found in runs.values():
         for entry in found:

@@ -14,6 +14,7 @@ from draftproof.drafters.draft_model import ModelDrafter
 from draftproof.drafters.ngram import NgramDrafter
 from draftproof.drafters.none import NoDrafter
 from draftproof.errors import OptionError
+from draftproof.kernels import library
 from draftproof.models import invariance
 from draftproof.models.attention import TorchAttention
 from draftproof.models.cached_lm import CachedLM
@@ -21,7 +22,6 @@ from draftproof.models.forwards import make_forward
 from draftproof.models.hf import LoadedModel
 from draftproof.models.lean import LeanForward, unsupported
 from draftproof.models.masks import Block
-from draftproof.models.native import library
 from draftproof.models.native.attention import NativeAttention
 from draftproof.models.plugged import PluggedForward
 from draftproof.models.probe import check_forward

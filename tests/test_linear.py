@@ -8,8 +8,8 @@ import pytest
 import torch
 
 from draftproof.errors import OptionError
+from draftproof.kernels import library
 from draftproof.models.linear import FORMATS, DenseLinear, Int8Linear, PackedLinear, Prepared, available, maker
-from draftproof.models.native import library
 from draftproof.models.native.product import NativeLinear
 
 CPU = torch.device("cpu")

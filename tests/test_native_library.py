@@ -5,8 +5,8 @@ from __future__ import annotations
 import pytest
 import torch
 
+from draftproof.kernels import library
 from draftproof.models.linear import maker
-from draftproof.models.native import library
 
 needed = pytest.mark.skipif(library.reason() is not None, reason=str(library.reason()))
 

@@ -18,6 +18,7 @@ from transformers.generation.logits_process import (
 
 from draftproof import sampling
 from draftproof.errors import ModelError, OptionError
+from draftproof.kernels import library, nucleus
 from draftproof.sampling import SeededSource, draw, logprobs, penalise, probs
 from draftproof.types import Draft, Probs, SamplingParams
 
@@ -58,7 +59,9 @@ def combinations(count, seed):
 @pytest.mark.parametrize("vocab_size", [5, 100, 5000, 20_011])
 @pytest.mark.parametrize("dtype", [torch.float32, torch.float64], ids=str)
 def test_the_law_is_that_of_transformers(vocab_size, dtype):
-    """Fixed seeds; random logits have no ties, and no border falls within rounding of a token here."""
+    """Fixed seeds; random logits have no ties. In float32 sums at the border of a flat nucleus round differently and
+    may take or leave one token.
+    """
     generator = torch.Generator().manual_seed(vocab_size)
     for i, params in enumerate(combinations(120, seed=vocab_size)):
         logits = torch.randn(2, vocab_size, generator=generator, dtype=dtype) * (1, 3, 6)[i % 3]
@@ -68,8 +71,10 @@ def test_the_law_is_that_of_transformers(vocab_size, dtype):
         for row, history in enumerate((tokens, [*tokens, 2])):
             expected = transformers_law(logits[row], params, history)
             ours = law.to_dense(row)
-            assert torch.equal(ours > 0, expected > 0), params
-            assert torch.allclose(ours, expected, atol=1e-6 if dtype == torch.float32 else 1e-14), params
+            border = (ours > 0) != (expected > 0)
+            assert int(border.sum()) <= (1 if dtype == torch.float32 else 0), params
+            rounding = 1e-6 + float((ours + expected)[border].sum()) if dtype == torch.float32 else 1e-14
+            assert torch.allclose(ours, expected, atol=rounding), params
 
 
 def test_greedy_is_the_argmax_after_penalties_bias_and_bans():
@@ -185,6 +190,17 @@ def test_ties_share_their_fate(options):
     law = probs(logits, SamplingParams(**options)).to_dense(0)
     assert law.nonzero().flatten().tolist() == tied
     assert torch.allclose(law[tied], torch.tensor(1 / len(tied)))
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.float64], ids=str)  # our kernel, and torch's operations
+def test_top_p_is_a_share_of_all_that_tied_for_the_last_place_of_top_k(dtype):
+    logits = torch.zeros(1, 6000, dtype=dtype)
+    logits[0, :5] = 8
+    logits[0, 5:505] = 4  # tied for the sixth place: their mass is more than that of the first five
+    params = SamplingParams(top_k=6, top_p=0.5)
+    law = probs(logits, params).to_dense(0)
+    expected = logits[0, :505].exp() / logits[0, :505].exp().sum()  # equal tokens share their fate
+    assert torch.allclose(law[:505], expected, atol=1e-6) and not law[505:].any()
 
 
 @pytest.mark.parametrize("top_p", [0.3, 0.9, 0.999])
@@ -462,3 +478,43 @@ def test_the_best_few_are_those_of_a_full_search(size, width):
     values, ids = sampling.best(scores, width)
     assert torch.equal(values, scores.topk(width).values) and torch.equal(values, scores.gather(-1, ids))
     assert all(len(row.unique()) == width for row in ids)
+
+
+@pytest.mark.skipif(library.reason() is not None, reason=str(library.reason()))
+@pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float32], ids=str)
+@pytest.mark.parametrize("vocab_size", [300, 4096, 9973])
+def test_the_kernels_law_is_the_one_of_torch(vocab_size, dtype):
+    """Many ties, masked ids and flat rows. At a border within rounding one token of mass 2e-5 may stay or go."""
+    generator = torch.Generator().manual_seed(vocab_size)
+    for i, params in enumerate(combinations(150, seed=vocab_size)):
+        logits = torch.randn(3, vocab_size, generator=generator) * (1, 3, 6)[i % 3]
+        logits[1] = logits[1].round()
+        logits[2, ::3] = -torch.inf
+        logits[2, -1] = 20
+        logits = logits.to(dtype)
+        values, ids, finite = nucleus.nucleus(logits, params.temperature, params.top_k, params.top_p, params.min_p)
+        law = Probs(values, ids, vocab_size).to_dense()
+        scaled = (logits.float() - logits.float().amax(-1, keepdim=True)) / params.temperature
+        assert finite
+        assert torch.allclose(law, sampling._truncate(scaled, params).to_dense(), atol=2e-5), params
+        assert all(len(row.unique()) >= int((v > 0).sum()) for row, v in zip(ids, values))
+        assert bool((values.diff(dim=-1) <= 0).all())
+
+
+@pytest.mark.skipif(library.reason() is not None, reason=str(library.reason()))
+def test_the_kernel_sees_damaged_rows_and_does_not_depend_on_the_others():
+    logits = torch.randn(5, 5000, generator=torch.Generator().manual_seed(0))
+    logits[1] *= 0.01  # flat: it needs more room than the others
+    together = nucleus.nucleus(logits, 0.7, 0, 0.95, 0.0)
+    for row in range(5):
+        alone = nucleus.nucleus(logits[row : row + 1], 0.7, 0, 0.95, 0.0)
+        num = int((alone[0] > 0).sum())
+        assert torch.equal(together[0][row, :num], alone[0][0, :num]) and not together[0][row, num:].any()
+        assert torch.equal(together[1][row, :num], alone[1][0, :num])
+    for bad in (torch.nan, torch.inf):
+        damaged = logits.clone()
+        damaged[3, 4321] = bad
+        assert nucleus.nucleus(damaged, 1.0, 0, 0.9, 0.0)[2] is False
+        with pytest.raises(ModelError, match="not finite"):
+            probs(damaged, SamplingParams(top_p=0.9))
+    assert nucleus.nucleus(torch.full((1, 5000), -torch.inf), 1.0, 5, 1.0, 0.0)[2] is False

@@ -16,10 +16,12 @@ from torch import Tensor
 
 from .errors import ModelError
 from .interfaces import RandomSource
+from .kernels import nucleus
 from .types import EMPTY_DRAFT, Draft, Probs, SamplingParams, TokenLogprob
 
 _CHUNK = 512  # ids per chunk in the search for the highest
 _SMALL_CHUNK = 64  # ids per chunk in the search for the highest few
+_LARGE = 4096  # ids from which on the kernel is worth its call
 _FIRST_WIDTH = 64  # candidates looked at first by top-p and min-p; grows by 8 until they suffice
 
 
@@ -42,19 +44,32 @@ def probs(
     wide = torch.promote_types(logits.dtype, torch.float32)
     if params.greedy:
         top, ids = highest(logits)
-        _check_finite(top)
+        _demand(bool(torch.isfinite(top).all()))
         return Probs(torch.ones_like(top, dtype=wide), ids, logits.shape[-1])
+    if (law := _by_kernel(logits, params)) is not None:
+        return law
     scaled = logits.to(wide, copy=True)
     top = scaled.amax(-1, keepdim=True)
-    _check_finite(top)
+    _demand(bool(torch.isfinite(top).all()))
     scaled.sub_(top)
     if params.temperature != 1:
         scaled.div_(max(params.temperature, 1e-30))
     return _truncate(scaled, params)
 
 
-def _check_finite(top: Tensor) -> None:
-    if not bool(torch.isfinite(top).all()):
+def _by_kernel(logits: Tensor, params: SamplingParams) -> Probs | None:
+    """The truncated law of large rows in two passes over them instead of fifty small operations, where that can be."""
+    truncated = params.top_k > 0 or params.top_p < 1 or params.min_p > 0
+    if not truncated or logits.shape[-1] < _LARGE or nucleus.unsupported(logits):
+        return None
+    temperature = max(params.temperature, 1e-30)
+    values, ids, finite = nucleus.nucleus(logits, temperature, params.top_k, params.top_p, params.min_p)
+    _demand(finite)
+    return Probs(values, ids, logits.shape[-1])
+
+
+def _demand(finite: bool) -> None:
+    if not finite:
         raise ModelError("the model's logits are not finite: every token is banned, or the weights are damaged")
 
 
@@ -149,7 +164,8 @@ def _truncate(scaled: Tensor, params: SamplingParams) -> Probs:
     while True:
         values, ids = best(scaled, width)
         keep = _kept(values, total, params)
-        if width == vocab_size or not bool(keep[:, -1].any()):  # the last candidate is out, so are all beyond it
+        tied = params.top_k > 0 and bool((values[:, -1] == values[:, min(params.top_k, width) - 1]).any())
+        if width == vocab_size or not (tied or bool(keep[:, -1].any())):  # the last one is out, so are all beyond it
             break
         if len(scaled) > 1:  # one flat row must not widen the others
             return Probs.stack([_truncate(row, params) for row in scaled.split(1)])

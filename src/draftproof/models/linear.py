@@ -26,7 +26,7 @@ from torch import Tensor
 from torch.nn.functional import rms_norm, silu
 
 from ..errors import OptionError
-from .native import library
+from ..kernels import library
 from .native.product import NativeLinear
 
 FORMATS = ("dense", "packed", "int8", "int4")

@@ -16,17 +16,9 @@ from pathlib import Path
 from typing import Any
 
 from ..errors import DraftproofError, FetchError
+from ..home import cache_dir
 
 BLOCK = 1 << 20
-
-
-def cache_dir() -> Path:
-    """$DRAFTPROOF_HOME, else $XDG_CACHE_HOME/draftproof, else ~/.cache/draftproof."""
-    if home := os.environ.get("DRAFTPROOF_HOME"):
-        return Path(home).expanduser()
-    if xdg := os.environ.get("XDG_CACHE_HOME"):
-        return Path(xdg).expanduser() / "draftproof"
-    return Path.home() / ".cache" / "draftproof"
 
 
 def models_dir() -> Path:

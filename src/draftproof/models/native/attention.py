@@ -9,10 +9,10 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
+from ...kernels.library import library, reason
 from ..masks import Block
 from ..rotary import Rotary
 from ..slots import SlotStore
-from .library import library, reason
 
 _MAX_WIDTH = 256  # kMaxParts registers in attention.cpp
 

@@ -8,7 +8,7 @@ import mmap
 import torch
 from torch import Tensor
 
-from .library import library
+from ...kernels.library import library
 
 _BLOCK = 16  # outputs per block, as in product.cpp
 _GROUP = {16: 64, 8: 64, 4: 32}  # bits to inputs per group

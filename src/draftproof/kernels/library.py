@@ -1,5 +1,4 @@
-"""The kernels (`product.cpp`, `attention.cpp`): compiled once on the user's machine, loaded where the CPU has what they
-need.
+"""The kernels (`*.cpp`): compiled once on the user's machine, loaded where the CPU has what they need.
 
 They need Linux on x86-64, AVX-512 with VNNI and BF16, and a C++ compiler (`$CXX`, g++ or c++) the first time; the
 result is kept in the cache folder by a hash of source, compiler and flags. Without any of these `reason()` says so in
@@ -20,10 +19,10 @@ import subprocess
 import tempfile
 from pathlib import Path
 
-from ..store import cache_dir
+from ..home import cache_dir
 
 _HERE = Path(__file__).parent
-_SOURCES = (_HERE / "product.cpp", _HERE / "attention.cpp")
+_SOURCES = tuple(_HERE / f"{name}.cpp" for name in ("product", "attention", "nucleus"))
 _NEEDS = ("avx512f", "avx512bw", "avx512vl", "avx512dq", "avx512_vnni", "avx512_bf16")
 _FLAGS = ["-O3", "-std=c++17", "-fPIC", "-fopenmp", "-mfma", *(f"-m{flag.replace('_', '')}" for flag in _NEEDS)]
 _log = logging.getLogger("draftproof")
@@ -60,8 +59,9 @@ def _loaded() -> tuple[ctypes.CDLL | None, str | None]:
     library.draftproof_pack.argtypes = [pointer, number, number, *[integer] * 3, *[pointer] * 3]
     library.draftproof_product.argtypes = [pointer, pointer, integer, number, pointer, pointer]
     library.draftproof_attend.argtypes = [pointer, pointer, integer, *[pointer] * 7, integer, pointer, pointer]
-    for function in (library.draftproof_pack, library.draftproof_product, library.draftproof_attend):
-        function.restype = None
+    library.draftproof_nucleus.argtypes = [pointer, pointer, integer, integer, *[pointer] * 3, integer]
+    for name in ("pack", "product", "attend", "nucleus"):
+        getattr(library, f"draftproof_{name}").restype = None
     return library, None
 
 

@@ -1,0 +1,1 @@
+"""Our own CPU kernels: C++ compiled once on the user's machine."""
