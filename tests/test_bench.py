@@ -399,7 +399,7 @@ def test_costs_are_written_for_target_and_draft_model(
 
 
 def test_profiles_are_written_for_every_drafter(model: str, capsys: pytest.CaptureFixture[str]) -> None:
-    options = ["--profile", "--limit", "1", "--max-new-tokens", "4", "--drafter", f"model:{model}"]
+    options = ["--profile", "--limit", "1", "--max-new-tokens", "4", "--no-adaptive", "--drafter", f"model:{model}"]
     assert main(["bench", "--target", model, *options, "--json", "-"]) == 0
     document = last_json(capsys.readouterr().out)
     assert document.keys() == {"profile"}
