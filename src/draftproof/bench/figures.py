@@ -81,7 +81,7 @@ def cost_curves(costs: Sequence[Mapping[str, Any]], names: Sequence[str], floor:
     sizes = sorted({int(m) for curve in costs for m in curve["t_ms"]})
     axes.set_xticks(sizes, list(map(str, sizes)))
     axes.set(xlabel="tokens in a pass, M", ylabel="v(M) = T(M) / T(1)", ylim=(0, None))
-    axes.legend(labelcolor=_INK)
+    axes.legend(frameon=False, labelcolor=_INK)
     return _svg(figure, "Cost of a pass over M tokens, relative to one token")
 
 
@@ -96,7 +96,7 @@ def positions(lines: Mapping[str, Sequence[float]], title: str) -> str:
     depth = max((len(rates) for rates in lines.values()), default=1)
     axes.set_xticks(range(1, depth + 1))
     axes.set(xlabel="position in the draft", ylabel="accepted, of all rounds", ylim=(0, 1.02), title=title)
-    axes.legend(labelcolor=_INK, ncols=2, fontsize=9)
+    axes.legend(frameon=False, labelcolor=_INK, ncols=2, fontsize=9)
     return _svg(figure, f"Acceptance by position with {title}")
 
 
@@ -110,7 +110,8 @@ def tradeoff(points: Sequence[tuple[str, float, float, float]]) -> str:
         axes.annotate(
             f"{name}: {speedup:.2f}x", (c, length), xytext=(7, 4), textcoords="offset points", fontsize=9, color=_INK
         )
-    axes.margins(x=0.35, y=0.25)
+    axes.margins(y=0.25)
+    axes.set_xlim(-0.01, 1.6 * max(0.05, *(c for _, c, *_ in points)))
     axes.set(xlabel="c, a drafted token over a token of the target", ylabel="acceptance length")
     return _svg(figure, "Draft cost against acceptance length")
 
@@ -127,7 +128,7 @@ def predictions(pairs: Sequence[tuple[float, float, str]]) -> str:
     low, high = min(0.9, *values) * 0.95, max(1.1, *values) * 1.05
     axes.plot([low, high], [low, high], color=_INK, lw=1, ls=":")
     axes.set(xlim=(low, high), ylim=(low, high), xlabel="predicted speed-up", ylabel="measured speed-up")
-    axes.legend(labelcolor=_INK, fontsize=9)
+    axes.legend(frameon=False, labelcolor=_INK, fontsize=9)
     return _svg(figure, "Predicted against measured speed-up")
 
 

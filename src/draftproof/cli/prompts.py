@@ -11,6 +11,7 @@ import gzip
 import importlib.util
 import json
 import sys
+import zlib
 from collections.abc import Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -67,8 +68,8 @@ def _read(path: str) -> list[tuple[str | None, Prompt]]:
             text = sys.stdin.read()
         else:
             text = _content(path).decode("utf-8")
-    except (OSError, EOFError, UnicodeDecodeError) as error:
-        reason = getattr(error, "strerror", None) or "it is not UTF-8 text"
+    except (OSError, EOFError, zlib.error, UnicodeDecodeError) as error:
+        reason = getattr(error, "strerror", None) or "it is neither UTF-8 text nor such text packed by gzip"
         raise OptionError(f"--prompts needs a readable file of JSON lines, not {path!r}: {reason}") from None
     prompts = []
     for number, line in enumerate(text.split("\n"), 1):

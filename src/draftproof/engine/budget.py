@@ -88,11 +88,13 @@ class AdaptiveBudget:
         self._afterwards, self._probing = afterwards, probing
         self._acceptance = Acceptance()
         self._asked: list[int] = []
+        self._most: Sequence[int] = ()
         self._seen: dict[int, int] = {}  # tokens of each sequence that the drafter has read
         self._drafted, self._patience = 0, 3  # rounds with drafts since one without, and how many there may be
         self._credit = self._wanted = 0.0  # seconds that may go into probing, and what the next probe would take
 
     def plan(self, sequences: Sequence[SequenceState], most: Sequence[int]) -> list[int]:
+        self._most = most
         if self._afterwards:
             self._asked = list(most)
             return self._asked
@@ -142,18 +144,18 @@ class AdaptiveBudget:
         num_tokens = len(rounds) + sum(r.draft.num_nodes for r in rounds)
         beyond = sum((len(s.tokens) - self.prices.context) * (r.draft.num_nodes + 1) for s, r in zip(sequences, rounds))
         self.prices.learn_pass(num_tokens, beyond, passing, seconds - drafting - passing)
-        layers = num_rows = unseen = 0
-        for sequence, asked, round in zip(sequences, self._asked, rounds):
+        layers = num_rows = unread = 0
+        for sequence, asked, most, round in zip(sequences, self._asked, self._most, rounds):
             if not asked:
                 continue
             layers = max(layers, max(round.draft.depths, default=0))
             num_rows += 1
-            unseen += len(sequence.tokens) - self._seen.get(sequence.id, 0)
+            unread += max(0, len(sequence.tokens) - self._seen.get(sequence.id, 0) - most - 1)
             self._seen[sequence.id] = len(sequence.tokens)
             path = round.verification.path
             self._acceptance.learn(sequence.id, sequence.params.greedy, asked, round.draft, path)
         if not self._afterwards:
-            self.prices.learn_draft(layers, num_rows, unseen, drafting)
+            self.prices.learn_draft(layers, num_rows, unread, drafting)
         if self.prices.fixed:
             seconds = self.prices.passes(num_tokens)[num_tokens] + self.prices.drafting(layers, num_rows)
         self._credit = min(self._credit + self._probing * seconds, max(seconds, self._wanted))
@@ -245,10 +247,14 @@ def best_parts(options: Sequence[Option], prices: Prices) -> tuple[list[Part | N
     seconds = sum((option.length - prices.context) * prices.per_context for option in options)
     ranked = _ranked(options, prices)
     best = base = gain / (_at(table, tokens) + seconds + prices.drafting(least, num_rows))
+    reached: dict[int, float] = {}  # by layer, the chance that a draft is not ended before it
+    for item in ranked:
+        reached[item.layers] = max(reached.get(item.layers, 0.0), min(1.0, item.nodes))
     peak, chosen = 0.0, ranked[:0]
     for layers in sorted({max(least, item.layers) for item in ranked}):
         items = [item for item in ranked if item.layers <= layers]
-        rate, count = _best_stop(items, table, tokens, gain, seconds + prices.drafting(layers, num_rows))
+        passes = least + sum(reached.get(layer, 1.0) for layer in range(least + 1, layers + 1))
+        rate, count = _best_stop(items, table, tokens, gain, seconds + prices.drafting(passes, num_rows))
         if rate > best:
             best, chosen = rate, items[:count]
         peak = max(peak, rate)

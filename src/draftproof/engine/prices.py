@@ -11,10 +11,9 @@ from dataclasses import dataclass
 
 from ..costs import Calibration, Curve
 
-_LEVEL, _DRAFT, _REST = 0.2, 0.2, 0.2  # how much of a deviation one round corrects
+_LEVEL, _DRAFT, _REST, _READING = 0.2, 0.2, 0.2, 0.3  # how much of a deviation one round corrects
 _SHAPE, _SHAPE_FIRST = 0.03, 0.5  # the same for the shape: later, and when a size is first seen
 _EXACT = 16  # passes up to this size are told apart one by one, larger ones by some
-_COLD = 4  # more unseen tokens than this per draft layer make a draft that catches up first
 
 
 @dataclass
@@ -56,12 +55,13 @@ class Prices:
             self._table = [cost + num * self.rest for num, cost in enumerate(table)]
         return self._table
 
-    def drafting(self, layers: int, num_rows: int) -> float:
-        """Drafts of so many layers for so many sequences at once."""
+    def drafting(self, layers: float, num_rows: int) -> float:
+        """Drafts of so many layers (expected ones: less than one is a share of the first) for so many sequences."""
         if layers <= 0:
             return 0.0
         level = self._draft_level.get(num_rows) or self._nearest(num_rows)
-        return (self._first + (layers - 1) * self._next) * level
+        first = min(1.0, layers)
+        return (first * self._first + (layers - first) * self._next) * level
 
     def reading(self, num_tokens: int) -> float:
         """For the drafter to catch up with so many tokens."""
@@ -86,21 +86,21 @@ class Prices:
         self.rest += _REST * (max(0.0, rest) / num_tokens - self.rest)
         self._table = []
 
-    def learn_draft(self, layers: int, num_rows: int, unseen: int, seconds: float) -> None:
+    def learn_draft(self, layers: int, num_rows: int, unread: int, seconds: float) -> None:
         """One round's drafts.
 
         Args:
             layers: of the longest draft.
             num_rows: sequences that were drafted for.
-            unseen: tokens that the drafter had to read first, of all of them.
+            unread: tokens that the drafter had to read first, of all of them, beyond those of the last round.
         """
         if self.fixed or layers == 0 or num_rows == 0:
             return
         if not self._first and not self._next:  # never measured
             self._first = self._next = seconds / layers
         expected = max(1e-6, self.drafting(layers, num_rows))
-        if unseen > _COLD * num_rows + layers:
-            self._reading += 0.3 * (max(0.0, seconds - expected) / unseen - self._reading)
+        if unread:
+            self._reading += _READING * (max(0.0, seconds - expected) / unread - self._reading)
             return
         ratio = min(2.0, max(0.5, seconds / expected))
         self._draft_level[num_rows] = self._draft_level.get(num_rows, self._nearest(num_rows)) * ratio**_DRAFT
