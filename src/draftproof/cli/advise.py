@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import shlex
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from json import dumps
 from typing import TYPE_CHECKING, Annotated, Any
@@ -16,9 +16,10 @@ from .document import Document
 from .options import JsonFile, MeasuredOptions, TargetOptions
 
 if TYPE_CHECKING:
-    from .. import Engine
-    from ..advisor.predict import Prediction, Texts
+    from .. import Engine, SamplingParams
+    from ..advisor.predict import Costs, Prediction, Texts
     from ..advisor.recommend import Advice
+    from ..bench.costs import CostCurve
     from ..bench.run import Arm
 
 CANDIDATES = ("ngram", "suffix")  # what every target has
@@ -76,84 +77,58 @@ def advise(
     written, exchange = Document(out, "--out"), Document(profile, "--profile")
     params = sampling.grid()[0]
     tasks = read_tasks(prompts_file, limit)
-    checked = list(dict.fromkeys(batch or CHECKED))
+    checked = sorted(set(batch or CHECKED))
     names = [name for name in dict.fromkeys(drafter or CANDIDATES) if name != "none"]
+    model = replace(model, max_batch=max(model.max_batch, *checked), max_draft=max(1, model.max_draft))
 
     from ..advisor import exports, measure
-    from ..advisor import recommend as advisor
-    from ..audit.greedy import first_difference
+    from ..advisor.recommend import advise as weigh
+    from ..advisor.recommend import predictions
     from ..bench import machine
-    from ..bench.run import encoded, run
+    from ..bench.run import encoded
     from . import show, tables
 
-    model = replace(model, max_batch=max(model.max_batch, *checked))
     plain = model.load_with("none")
-    engines = arms.load(model, plain, names, [str(max(1, model.max_draft))])
-    candidates = by_name(engines)
+    candidates = by_name(arms.load(model, plain, names, [str(model.max_draft)]))
     use_chat = prompts.has_chat_template(plain) if chat is None else chat
     inputs = {
         task: [encoded(plain, prompts.as_chat(p) if use_chat else p) for p in listed] for task, listed in tasks.items()
     }
     learn, check = measure.split(inputs)
-    with show.Status("measuring") as status:
-        _, plain_results = measure.acceptance(plain, learn, params, status.update)
-        curves = measure.curves(plain, candidates, model.target, status.update)
-        costs = {name: measure.costs(plain, engine, curves, plain_results) for name, engine in candidates.items()}
-        texts: dict[str, dict[str, Texts]] = {}
-        for name, engine in candidates.items():
-            texts[name], _ = measure.acceptance(engine, learn, params, status.update)
+    curves, costs, texts = _measure(model, plain, candidates, learn, params)
     pooled = {name: own["all"] for name, own in texts.items()}
     sizes = sorted({*BATCHES, *checked})
-    every = advisor.predictions(pooled, costs, sizes, model.max_draft)
-    advice = advisor.advise(
-        pooled, costs, [*checked, *(b for b in sizes if b > min(checked))], model.max_draft, goal_tpot
-    )
-
-    chosen = _to_check(advice, every, min(checked))
+    every = predictions(pooled, costs, sizes, model.max_draft)
+    advice = weigh(pooled, costs, [size for size in sizes if size >= checked[0]], model.max_draft, goal_tpot)
     predicted = [
-        predicted_row(task, name, length, every_task[length_key][size])
+        predicted_row(task, name, length, found)
         for task in (*learn, "all")
         for name in candidates
-        for every_task in [advisor.predictions({name: texts[name][task]}, costs, sizes, model.max_draft)]
-        for length_key in every_task
-        for length in [length_key[1]]
-        for size in sizes
+        for (_, length), by_batch in predictions({name: texts[name][task]}, costs, sizes, model.max_draft).items()
+        for found in by_batch.values()
     ]
-    measured: list[dict[str, Any]] = []
-    interrupted = False
-    compared: dict[Arm, Engine] = {}
-    try:
-        for name, length in chosen:
-            way = str(length)
-            compared[name, way] = model.load_with(candidates[name].drafter, plain, **arms.settings(way))
-        if advice.best is not None:
-            best = candidates[advice.best.drafter].drafter
-            compared[advice.best.drafter, arms.ADAPTIVE] = model.load_with(best, plain, **arms.settings(arms.ADAPTIVE))
-        with show.Status("checking") as status:
-            rows = run(plain, compared, check, checked, params, repeats, status.update, explain=first_difference)
-        measured = [row.to_dict() for row in rows]
-    except KeyboardInterrupt:
-        interrupted = True
+    compared = _compared(advice, every, checked[0], model, plain, candidates)
+    measured, interrupted = _check(plain, compared, check, checked, params, repeats)
 
+    recommended = _recommended(advice, model, plain)
+    if advice.best is not None and recommended:
+        best, length = advice.best.drafter, advice.best.max_draft
+        recommended["vllm"] = exports.vllm(best, length, best_lengths(every, best, sizes))
+        recommended["sglang"] = exports.sglang(best, length)
     console = show.out()
-    console.print(_headline(advice), style="bold")
-    console.print(advice.reason[0].upper() + advice.reason[1:] + ".")
+    console.print(headline(advice), style="bold")
+    console.print(f"{advice.reason[0].upper()}{advice.reason[1:]}.")
     console.print(tables.predictions(every, advice))
     if measured:
         console.print(tables.predicted_beside_measured(predicted, measured))
-    recommended = _recommended(advice, model, plain)
-    if recommended:
-        name, length = advice.best.drafter, advice.best.max_draft  # type: ignore[union-attr]
-        by_batch = best_lengths(every, name, sizes)
-        recommended["vllm"] = exports.vllm(name, length, by_batch)
-        recommended["sglang"] = exports.sglang(name, length)
-        if recommended["vllm"]:
-            console.print(f"vLLM: --speculative-config {shlex.quote(dumps(recommended['vllm']))}", soft_wrap=True)
-        if recommended["sglang"]:
-            console.print(f"SGLang: {shlex.join(recommended['sglang'])}", soft_wrap=True)
-    written.write_text(exports.toml(config_options(advice, model, plain), [_headline(advice), advice.reason]).rstrip())
+    if recommended.get("vllm"):
+        console.print(f"vLLM: --speculative-config {shlex.quote(dumps(recommended['vllm']))}")
+    if recommended.get("sglang"):
+        console.print(f"SGLang: {shlex.join(recommended['sglang'])}")
+    comments = [headline(advice), advice.reason]
+    written.write_text(exports.toml(config_options(advice, model, plain), comments).rstrip())
     if written:
-        console.print(f"draftproof generate --config {out} ...")
+        console.print(f"To run as advised: draftproof generate --config {shlex.quote(out or '')} PROMPT")
     if advice.best is not None:
         exchange.write(exports.speculation_profile(pooled[advice.best.drafter], advice.best.max_draft))
     content = {
@@ -167,11 +142,71 @@ def advise(
     if page:
         config = {**plain.config, "drafters": names, "max_draft": model.max_draft, "batches": checked}
         config |= {"prompts": {task: len(listed) for task, listed in tasks.items()}, "interrupted": interrupted}
-        marked = [] if interrupted else marked_texts(engines, check, params)
+        marked = [] if interrupted else marked_texts(compared, check, params)
         extra = {"machine": machine.describe(), "config": config, "costs": costs_entries(curves), "texts": marked}
-        write_report(page, {**content, **extra, "verdict": _headline(advice)})
+        write_report(page, {**content, **extra, "verdict": headline(advice)})
     if interrupted:
         raise typer.Exit(130)
+
+
+def _measure(
+    model: TargetOptions,
+    plain: Engine,
+    candidates: Mapping[str, Engine],
+    learn: Mapping[str, Sequence[Any]],
+    params: SamplingParams,
+) -> tuple[list[CostCurve], dict[str, Costs], dict[str, dict[str, Texts]]]:
+    """Cost curves, the costs of each candidate's rounds, and what came of its drafts by task: each measured once."""
+    from ..advisor import measure
+    from . import show
+
+    with show.Status("measuring") as status:
+        _, results = measure.acceptance(plain, learn, params, status.update)
+        curves = measure.curves(plain, candidates, model.target, status.update)
+        costs = {name: measure.costs(plain, engine, curves, results) for name, engine in candidates.items()}
+        texts = {}
+        for name, engine in candidates.items():
+            texts[name], _ = measure.acceptance(engine, learn, params, status.update)
+    return curves, costs, texts
+
+
+def _compared(
+    advice: Advice,
+    every: Mapping[tuple[str, int], Mapping[int, Prediction]],
+    batch: int,
+    model: TargetOptions,
+    plain: Engine,
+    candidates: Mapping[str, Engine],
+) -> dict[Arm, Engine]:
+    """What is run beside plain decoding: three configurations of fixed length, and the best drafter adaptively."""
+    ways = [(name, str(length)) for name, length in _to_check(advice, every, batch)]
+    ways += [(ways[0][0], arms.ADAPTIVE)] if ways else []
+    return {(name, way): model.load_with(candidates[name].drafter, plain, **arms.settings(way)) for name, way in ways}
+
+
+def _check(
+    plain: Engine,
+    compared: Mapping[Arm, Engine],
+    check: Mapping[str, Sequence[Any]],
+    batches: Sequence[int],
+    params: SamplingParams,
+    repeats: int,
+) -> tuple[list[dict[str, Any]], bool]:
+    """Measured rows, and whether Ctrl-C ended it early."""
+    from ..audit.greedy import first_difference
+    from ..bench.run import cells
+    from . import show
+
+    measured: list[dict[str, Any]] = []
+    try:
+        with show.Status("checking") as status:
+            for rows in cells(
+                plain, compared, check, batches, params, repeats, status.update, explain=first_difference
+            ):
+                measured += [row.to_dict() for row in rows]
+    except KeyboardInterrupt:
+        return measured, True
+    return measured, False
 
 
 def predicted_row(task: str, drafter: str, max_draft: int, found: Prediction) -> dict[str, Any]:
@@ -228,7 +263,8 @@ def _recommended(advice: Advice, model: TargetOptions, plain: Engine) -> dict[st
     return {**options, "up_to_batch": advice.up_to}
 
 
-def _headline(advice: Advice) -> str:
+def headline(advice: Advice) -> str:
+    """The answer in one line."""
     if advice.verdict == "speculate" and advice.best is not None:
         return f"Speculate: {advice.best.drafter}, up to {advice.best.max_draft} tokens, up to batch {advice.up_to}"
     return "Do not speculate" + (" (within noise)" if advice.verdict == "within noise" else "")
