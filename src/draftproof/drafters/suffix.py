@@ -170,8 +170,9 @@ class SuffixDrafter:
                 offer = grow(text, context, request.max_nodes, self.width, self.floor)
                 if offer.expected > best.expected:  # among equals the longer match, the own text first
                     best = offer
-        chain, expected = sequence.revision.proposal(sequence.tokens, request.max_nodes, self.floor)
-        return Offer(Draft.chain(chain), expected) if expected > best.expected else best
+        chain, survival = sequence.revision.proposal(sequence.tokens, request.max_nodes, self.floor)
+        expected = sum(survival)
+        return Offer(Draft.chain(chain, survival=survival), expected) if expected > best.expected else best
 
     def _texts(self, sequence: _Sequence) -> Iterator[SuffixAutomaton]:
         yield sequence.text
