@@ -20,11 +20,11 @@ TARGET, DRAFTER = "qwen2.5-coder-1.5b", "model:qwen2.5-coder-0.5b"
 
 def drafters(plain: dp.Engine, vocab: int) -> dict[str, dp.Engine]:
     """Name to engine; all share the target."""
-    found = {"none": plain, "ngram K=8": dp.load(plain, "ngram", max_draft=8)}
+    found = {"none": plain, "ngram K=8": dp.load(plain, "ngram", max_draft=8, adaptive=False)}
     for name, size in (("model", None), (f"model, {vocab} tokens", vocab)):
         model = dp.load(plain, DRAFTER, draft_vocab=size)
         for max_draft in (4, 8) if size is None else (8,):
-            found[f"{name} K={max_draft}"] = dp.load(plain, model.drafter, max_draft=max_draft)
+            found[f"{name} K={max_draft}"] = dp.load(plain, model.drafter, max_draft=max_draft, adaptive=False)
     return found
 
 

@@ -41,7 +41,7 @@ class Revision:
         self._num_read = len(tokens)
 
     def proposal(self, tokens: Sequence[int], num: int, floor: float) -> tuple[list[int], list[float]]:
-        """Up to `num` tokens that the old text and the known changes let expect, and the chance that the text gets so far.
+        """Up to `num` tokens that the old text and the known changes let expect, and the chance of the text up to each.
 
         Right after a change that is not known, it is taken for one of single tokens.
         """
