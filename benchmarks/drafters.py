@@ -92,7 +92,10 @@ def entries(plain: dp.Engine, model: ModelDrafter, arguments: argparse.Namespace
     for size in (4, 8):
         for rule in ("token", "block") if sampled else ("auto",):
             drafters[f"model chain K={size} {rule}"] = (model, size, rule)
-    return [Entry(n, dp.load(plain, d, max_draft=size, verifier=rule, adaptive=False)) for n, (d, size, rule) in drafters.items()]
+    return [
+        Entry(n, dp.load(plain, d, max_draft=size, verifier=rule, adaptive=False))
+        for n, (d, size, rule) in drafters.items()
+    ]
 
 
 def main() -> None:
