@@ -24,7 +24,7 @@ if TYPE_CHECKING:
 
 CANDIDATES = ("ngram", "suffix")  # what every target has
 BATCHES, CHECKED = (1, 2, 4, 8, 16, 32, 64), (1, 4)
-MAX_NEW_TOKENS = 96
+MAX_NEW_TOKENS, BUILT_IN = 64, 2  # and so many of the built-in prompts of each task: an answer in minutes
 
 
 @dataclass(frozen=True)
@@ -51,7 +51,12 @@ def advise(
         str | None,
         typer.Option("--prompts", metavar="FILE", help="Your own prompts, JSON lines. Default: built in, nine tasks."),
     ] = None,
-    limit: Annotated[int | None, typer.Option(min=1, metavar="N", help="At most N prompts per task.")] = None,
+    limit: Annotated[
+        int | None,
+        typer.Option(
+            min=1, metavar="N", help="At most N prompts per task. Default: all of a file, 2 of the built-in ones."
+        ),
+    ] = None,
     chat: Annotated[
         bool | None,
         typer.Option("--chat/--raw", help="Use the chat template, or none. Default: the model's, if it has one."),
@@ -76,7 +81,7 @@ def advise(
     document, page = Document(json), Document(report, "--report")
     written, exchange = Document(out, "--out"), Document(profile, "--profile")
     params = sampling.grid()[0]
-    tasks = read_tasks(prompts_file, limit)
+    tasks = read_tasks(prompts_file, limit or (BUILT_IN if prompts_file is None else None))
     checked = sorted(set(batch or CHECKED))
     names = [name for name in dict.fromkeys(drafter or CANDIDATES) if name != "none"]
     model = replace(model, max_batch=max(model.max_batch, *checked), max_draft=max(1, model.max_draft))
