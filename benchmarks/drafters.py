@@ -100,7 +100,14 @@ def entries(
             drafters[f"model chain K={size} {rule}"] = (model, size, rule)
     if arguments.only:
         drafters = {name: entry for name, entry in drafters.items() if name == "none" or name in arguments.only}
-    return [Entry(n, dp.load(plain, d, max_draft=size, verifier=rule)) for n, (d, size, rule) in drafters.items()]
+    made = [
+        Entry(n, dp.load(plain, d, max_draft=size, verifier=rule, adaptive=False))
+        for n, (d, size, rule) in drafters.items()
+    ]
+    best = "suffix,reduced model"
+    if best in drafters:
+        made.append(Entry(f"{best} adaptive", dp.load(plain, drafters[best][0], max_draft=8)))
+    return made
 
 
 def main() -> None:

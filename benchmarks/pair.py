@@ -58,7 +58,7 @@ def identity(rows: list[dict[str, Any]], dtype: str, num_tokens: int) -> None:
     params = dp.SamplingParams(temperature=0, max_new_tokens=num_tokens)
     expected: list[list[int]] = []
     for name, max_draft in (("none", 0), (DRAFTER, 4), ("ngram", 4)):
-        engine = dp.load(plain, name, max_draft=max_draft)
+        engine = dp.load(plain, name, max_draft=max_draft, adaptive=False)
         for batch in (1, 4):
             started = time.perf_counter()
             results = []
@@ -102,7 +102,7 @@ class Recorder:
 
 def acceptance(rows: list[dict[str, Any]], dtype: str, num_tokens: int) -> None:
     """Accepted share of tested positions against the mean of sum(min(p, q)) over the same positions."""
-    engine = dp.load(TARGET, DRAFTER, dtype=dtype, max_draft=4)
+    engine = dp.load(TARGET, DRAFTER, dtype=dtype, max_draft=4, adaptive=False)
     recorder = Recorder()
     engine.verify = recorder
     for i, prompt in enumerate(chats(rows)):
@@ -141,7 +141,7 @@ def overhead(rows: list[dict[str, Any]], dtype: str, num_tokens: int) -> None:
     plain = dp.load(TARGET, dtype=dtype, max_batch=1)
     plain.target.forward = Timed(plain.target.forward)
     for name, max_draft in (("none", 0), ("ngram", 4), (DRAFTER, 4)):
-        engine = dp.load(plain, name, max_draft=max_draft)
+        engine = dp.load(plain, name, max_draft=max_draft, adaptive=False)
         timers = [plain.target.forward]
         if name == DRAFTER:
             engine.drafter.lm.forward = Timed(engine.drafter.lm.forward)
@@ -176,7 +176,7 @@ def bitexact(rows: list[dict[str, Any]], dtype: str, num_tokens: int) -> None:
         drafters = {"none": plain.drafter, DRAFTER: dp.load(plain, DRAFTER).drafter, "ngram": "ngram"}
         runs = [("none", 0), *((name, k) for name in (DRAFTER, "ngram") for k in (8, 4, 1))]
         for name, max_draft in runs:
-            engine = dp.load(plain, drafters[name], max_draft=max_draft)
+            engine = dp.load(plain, drafters[name], max_draft=max_draft, adaptive=False)
             for batch in (1, 4):
                 started = time.perf_counter()
                 results = []

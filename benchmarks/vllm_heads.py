@@ -92,7 +92,7 @@ def ours(target: str, head: Path) -> dict[str, Any]:
     import draftproof as dp
 
     name = "medusa" if "medusa" in head.name else "eagle"
-    options = {"max_draft": NUM_DRAFTED, "dtype": "bfloat16", "draft_weights": "dense"}
+    options = {"max_draft": NUM_DRAFTED, "dtype": "bfloat16", "draft_weights": "dense", "adaptive": False}
     engine = dp.load(target, f"{name}:{head}", **options)  # type: ignore[arg-type]
     params = dp.SamplingParams(temperature=0, max_new_tokens=NUM_TOKENS, ignore_eos=True)
     results = engine.generate(PROMPTS, params)

@@ -17,7 +17,7 @@ PACKAGE = ROOT / "src" / "draftproof"
 FILES = sorted(PACKAGE.rglob("*.py"))
 
 LAYERS = (
-    ("errors", "params", "probs", "types", "interfaces", "sampling", "home", "kernels"),
+    ("errors", "params", "probs", "costs", "types", "interfaces", "sampling", "home", "kernels"),
     ("verify", "models", "nets", "engine"),
     ("drafters", "training"),
     ("", "api", "testing"),  # "" is the package itself, whose names come from api
@@ -27,7 +27,17 @@ LAYERS = (
 LAYER = {part: number for number, parts in enumerate(LAYERS) for part in parts}
 MAY_SEE_SIBLINGS = {"advisor": {"bench"}, "audit": {"bench"}, "serve": {"bench"}, "api": {""}, "": {"api"}}
 BASE = set(LAYERS[0])  # the modules of layer 0 belong together
-SHARED_BY_DRAFTERS = {"automaton", "chains", "context", "growth", "law", "offer", "revision", "trees"}  # no drafters
+SHARED_BY_DRAFTERS = {
+    "automaton",
+    "calibrate",
+    "chains",
+    "context",
+    "growth",
+    "law",
+    "offer",
+    "revision",
+    "trees",
+}  # not drafters themselves
 
 
 @dataclass(frozen=True)

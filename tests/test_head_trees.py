@@ -261,7 +261,7 @@ def test_loaded_heads_draft_trees_and_change_no_text(tmp_path, name):
     prompts = [[0, *prompt] for prompt in PROMPTS]
     greedy = SamplingParams(temperature=0, max_new_tokens=40, banned_tokens=(0,))
     expected = [r.token_ids for r in plain.generate(prompts, greedy)]
-    run = dp.load(plain, f"{name}:{folder}", max_draft=68, draft_tree="16,4,1", draft_confidence=0)
+    run = dp.load(plain, f"{name}:{folder}", max_draft=68, draft_tree="16,4,1", draft_confidence=0, adaptive=False)
     results = run.generate(prompts, greedy)
     assert [r.token_ids for r in results] == expected
     assert sum(r.stats.num_accepted for r in results) > 5

@@ -44,7 +44,7 @@ def test_plain_decoding_equals_transformers_own_generate(plain, expected):
 
 @pytest.mark.parametrize("drafter", ["ngram:1-4", "model:smollm2-135m", "self:20", "suffix,model:smollm2-135m"])
 def test_greedy_text_with_a_drafter_equals_plain_text_alone_and_batched(plain, expected, drafter):
-    engine = dp.load(plain, drafter, max_draft=5, draft_weights="packed")
+    engine = dp.load(plain, drafter, max_draft=5, draft_weights="packed", adaptive=False)
     together = engine.generate(PROMPTS, GREEDY)
     assert [r.token_ids for r in together] == [r.token_ids for r in expected]
     assert [r.text for r in together] == [r.text for r in expected]
@@ -55,7 +55,7 @@ def test_greedy_text_with_a_drafter_equals_plain_text_alone_and_batched(plain, e
 
 
 def test_sampled_text_depends_on_the_seed_alone(plain):
-    engine = dp.load(plain, "model:smollm2-135m", max_draft=3, draft_weights="packed")
+    engine = dp.load(plain, "model:smollm2-135m", max_draft=3, draft_weights="packed", adaptive=False)
     params = [dp.SamplingParams(temperature=0.9, top_p=0.9, seed=s, max_new_tokens=24) for s in (1, 2, 3)]
     together = engine.generate(PROMPTS, params)
     alone = [engine.generate([p], s)[0] for p, s in zip(PROMPTS, params)]
@@ -73,7 +73,7 @@ def test_smollm2_drafts_for_qwen_across_their_tokenizers(mode):
     target = dp.load("qwen2.5-coder-1.5b", max_batch=2)
     params = dp.SamplingParams(temperature=0, max_new_tokens=24)
     expected = target.generate(PROMPTS[:2], params)
-    engine = dp.load(target, "model:smollm2-135m", max_draft=4, cross_vocab=mode)
+    engine = dp.load(target, "model:smollm2-135m", max_draft=4, cross_vocab=mode, adaptive=False)
     results = engine.generate(PROMPTS[:2], params)
     assert target.config["bitwise"]
     assert [r.token_ids for r in results] == [r.token_ids for r in expected]

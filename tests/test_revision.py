@@ -81,16 +81,16 @@ def test_reading_in_pieces_is_reading_at_once():
             fresh = Revision()
             fresh.follow(text[:read])
             num, floor = chance.randrange(1, 10), chance.choice([0.0, 0.1])
-            proposal, expected = revision.proposal(text[:read], num, floor)
-            assert (proposal, expected) == fresh.proposal(text[:read], num, floor)
-            assert len(proposal) <= num and 0 <= expected <= len(proposal)
+            proposal, survival = revision.proposal(text[:read], num, floor)
+            assert (proposal, survival) == fresh.proposal(text[:read], num, floor)
+            assert len(proposal) == len(survival) <= num and all(floor <= s <= 1 for s in survival)
 
 
 def test_what_has_been_left_for_long_is_followed_no_more():
     revision = Revision()
     text = [*OLD, *SEPARATOR, *OLD[:10], *range(500, 520)]
     revision.follow(text)
-    assert revision.proposal(text, 8, 0.0) == ([], 0.0)
+    assert revision.proposal(text, 8, 0.0) == ([], [])
 
 
 def test_a_long_text_is_read_in_linear_time():

@@ -4,13 +4,17 @@ from __future__ import annotations
 
 import logging
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from typing import Any
 
+from .costs import Calibration
 from .drafters import catalog
+from .drafters.calibrate import target_costs, with_drafter
 from .drafters.context import DraftContext
 from .drafters.growth import Costs, TreeOption
 from .engine import Engine as CoreEngine
+from .engine.budget import AdaptiveBudget
+from .engine.prices import Prices
 from .errors import OptionError
 from .interfaces import Drafter, Verifier
 from .models.bridge import MODES
@@ -39,6 +43,7 @@ class _Parts:
     eos_ids: frozenset[int]
     context: DraftContext
     config: dict[str, Any]
+    costs: dict[int, Calibration] = field(default_factory=dict)  # by the most tokens of a pass, once measured
 
 
 class Engine(CoreEngine):
@@ -58,6 +63,7 @@ def load(
     weights: str = "auto",
     draft_weights: str = "auto",
     max_draft: int = 8,
+    adaptive: bool = True,
     max_batch: int = 8,
     max_length: int | None = None,
     draft_max_length: int | None = None,
@@ -88,6 +94,9 @@ def load(
         draft_weights: the drafter's; "auto" is int4 on the CPU where our own kernels run (8 bits for what 4 hurt most),
             else int8; that costs acceptance only, never exactness.
         max_draft: at most this many drafted tokens per sequence and round; 0 turns drafting off.
+        adaptive: draft as many tokens as pay, none included, by costs that are measured now (in less than three
+            seconds) and while running, and by how much of each sequence's drafts was accepted. False always drafts
+            max_draft. Sampled texts with a seed of their own always get max_draft, so that the seed fixes them.
         max_batch: at most this many sequences at a time; more wait their turn.
         max_length: context limit, if lower than the target's own.
         draft_max_length: the drafter's own limit; longer texts go on without drafts.
@@ -173,12 +182,28 @@ def load(
             **parts.config,
             "drafter": made.name,
             "max_draft": max_draft,
+            "adaptive": adaptive,
             "draft_tree": draft_tree,
             "verifier": verifier,
         },
     )
     engine.parts = parts
+    if adaptive and made.name != "none" and max_draft > 0:
+        engine.budget = _adaptive(
+            parts, made, max_draft, max_batch, known=type(made).__module__.startswith(f"{catalog.__package__}.")
+        )
     return engine
+
+
+def _adaptive(parts: _Parts, drafter: Drafter, max_draft: int, max_batch: int, known: bool) -> AdaptiveBudget:
+    """Costs measured; those of a drafter that is not one of ours (not `known`) show in its first rounds."""
+    most_tokens = max_batch * (max_draft + 1)
+    if most_tokens not in parts.costs:
+        parts.costs[most_tokens] = target_costs(parts.target, most_tokens)
+    costs = parts.costs[most_tokens]
+    if known:
+        costs = with_drafter(costs, parts.target, drafter, max_draft)
+    return AdaptiveBudget(Prices(costs), afterwards=hasattr(drafter, "offers"))
 
 
 def _load_target(

@@ -57,6 +57,8 @@ class Draft:
             that node's law; "without_replacement" - siblings drawn one after another, earlier ones excluded; "hybrid" -
             the first child of each node drawn from that node's law with its siblings excluded, which were chosen
             without randomness.
+        survival: the drafter's own estimate for each node that the text goes through it, never more than its parent's;
+            empty where it does not say.
 
     Raises:
         ValueError: parents out of order, or drawn tokens without the law they were drawn from.
@@ -66,6 +68,7 @@ class Draft:
     parents: tuple[int, ...]
     probs: Probs | None = None
     drawn: Drawn = "fixed"
+    survival: tuple[float, ...] = ()
 
     def __post_init__(self) -> None:
         object.__setattr__(self, "tokens", tuple(self.tokens))
@@ -74,6 +77,8 @@ class Draft:
             object.__setattr__(self, "probs", Probs.dense(self.probs))
         if len(self.tokens) != len(self.parents):
             raise ValueError(f"a draft needs one parent per token, not {len(self.parents)} for {len(self.tokens)}")
+        if self.survival and len(self.survival) != len(self.tokens):
+            raise ValueError(f"survival needs a chance per token, not {len(self.survival)} for {len(self.tokens)}")
         for node, parent in enumerate(self.parents):
             if not -1 <= parent < node:
                 raise ValueError(f"the parent of node {node} must come before it (-1 = root), not {parent}")
@@ -87,9 +92,15 @@ class Draft:
                 raise ValueError(f"probs must have a row for every parent: {rows}, not {len(self.probs)}")
 
     @staticmethod
-    def chain(tokens: Sequence[int], probs: Probs | Tensor | None = None, drawn: Drawn = "fixed") -> Draft:
+    def chain(
+        tokens: Sequence[int],
+        probs: Probs | Tensor | None = None,
+        drawn: Drawn = "fixed",
+        survival: Sequence[float] = (),
+    ) -> Draft:
         """Each token the only child of the one before it."""
-        return Draft(tuple(tokens), tuple(range(-1, len(tokens) - 1)), probs, drawn)  # type: ignore[arg-type]
+        parents = tuple(range(-1, len(tokens) - 1))
+        return Draft(tuple(tokens), parents, probs, drawn, tuple(survival))  # type: ignore[arg-type]
 
     @property
     def num_nodes(self) -> int:
@@ -214,8 +225,8 @@ class TokenLogprob:
 
 @dataclass
 class GenerationStats:
-    """Counts and times of one sequence. Prefill is in total_seconds and prefill_seconds only; the first token's time
-    counts from queueing.
+    """Counts and times of one sequence; accepted_at and drafted_at count rounds by position. Prefill is in
+    total_seconds and prefill_seconds only; the first token's time counts from queueing.
     """
 
     num_tokens: int = 0
@@ -223,6 +234,7 @@ class GenerationStats:
     num_drafted: int = 0
     num_accepted: int = 0
     accepted_at: list[int] = field(default_factory=list)
+    drafted_at: list[int] = field(default_factory=list)
     draft_seconds: float = 0.0
     verify_seconds: float = 0.0
     prefill_seconds: float = 0.0
@@ -248,6 +260,7 @@ class GenerationStats:
             "acceptance_length": self.acceptance_length,
             "acceptance_rate": self.acceptance_rate,
             "accepted_at": list(self.accepted_at),
+            "drafted_at": list(self.drafted_at),
             "draft_seconds": self.draft_seconds,
             "verify_seconds": self.verify_seconds,
             "prefill_seconds": self.prefill_seconds,

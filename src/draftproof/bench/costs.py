@@ -8,18 +8,19 @@ from __future__ import annotations
 
 import statistics
 import time
-from bisect import bisect_left
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
+from functools import cached_property
 from typing import Any
 
 import torch
 from torch import nn
 
+from ..costs import Curve
 from ..errors import OptionError
 from ..models.cached_lm import CachedLM
-from ..models.masks import Block
-from .machine import finish, peak_rss_gb
+from ..models.timing import device_of, finish, pass_seconds
+from .machine import peak_rss_gb
 
 TOKENS = (1, 2, 4, 8, 16, 32)
 Progress = Callable[[int, int, str], None]  # done, in all, what comes next
@@ -55,15 +56,13 @@ class CostCurve:
         """Reading the weights once, in ms."""
         return self.num_bytes / self.read_gb_s / 1e6
 
+    @cached_property
+    def _curve(self) -> Curve:
+        return Curve(tuple(sorted(self.t_ms.items())))
+
     def t(self, num_tokens: float) -> float:
         """T(M) in ms; on a line between measured values, and beyond the last of them on the last line."""
-        known = sorted(self.t_ms)
-        if num_tokens in self.t_ms or len(known) == 1:
-            return self.t_ms[num_tokens if num_tokens in self.t_ms else known[0]]  # type: ignore[index]
-        right = min(max(1, bisect_left(known, num_tokens)), len(known) - 1)
-        low, high = known[right - 1], known[right]
-        slope = (self.t_ms[high] - self.t_ms[low]) / (high - low)
-        return self.t_ms[low] + slope * (num_tokens - low)
+        return self._curve.at(num_tokens)
 
     def v(self, num_tokens: float) -> float:
         """T(M) / T(1)."""
@@ -132,22 +131,12 @@ def measure(
     context = min(context, lm.max_length - sizes[-1])
     if context < 1:
         raise OptionError(f"{model} holds {lm.max_length} positions: too few for passes over {sizes[-1]} tokens")
-    text = [(11 + 37 * i * i) % lm.vocab_size for i in range(context + sizes[-1])]
-    times: dict[int, list[float]] = {size: [] for size in sizes}
-    row = lm.open(())
-    try:
-        lm.prefill(row, text[:context])
-        for repeat in range(repeats + 1):
-            if progress:
-                progress(repeat, repeats + 1, f"passes of {model}")
-            for size in sizes:
-                block = Block(row, context, text[context : context + size])
-                started = clock()
-                lm.forward([block], "all")
-                finish(device_of(lm.forward))
-                times[size].append(1e3 * (clock() - started))
-    finally:
-        lm.free(row)
+
+    def show(repeat: int) -> None:
+        if progress:
+            progress(repeat, repeats + 1, f"passes of {model}")
+
+    times = pass_seconds(lm, sizes, context, repeats, before=show, clock=clock)
     peak = peak_rss_gb()  # before the bandwidth is measured, which takes memory of its own
     if read_gb_s is None:
         read_gb_s = read_bandwidth(device=device_of(lm.forward))
@@ -159,7 +148,7 @@ def measure(
         context=context,
         num_bytes=weight_bytes(lm.forward),
         read_gb_s=read_gb_s,
-        t_ms={size: statistics.median(values[1:]) for size, values in times.items()},
+        t_ms={size: 1e3 * statistics.median(values) for size, values in times.items()},
         peak_rss_gb=peak,
     )
 
@@ -188,10 +177,6 @@ def weight_bytes(forward: Any) -> int:
                 seen.add(id(weight))
                 total += weight.numel() * weight.element_size()
     return total
-
-
-def device_of(forward: Any) -> torch.device:
-    return getattr(forward, "device", torch.device("cpu"))
 
 
 def dtype_of(forward: Any) -> str:

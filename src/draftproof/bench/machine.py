@@ -38,12 +38,6 @@ def peak_rss_gb() -> float:
     return round(peak * (1 if sys.platform == "darwin" else 1024) / 1e9, 3)
 
 
-def finish(device: torch.device | str) -> None:
-    """Wait for a device that works on while the program goes on, so that the clock is read at the right time."""
-    if torch.device(device).type == "cuda":
-        torch.cuda.synchronize(device)
-
-
 def _cpu_model() -> str:
     try:
         with open("/proc/cpuinfo", encoding="utf-8") as file:

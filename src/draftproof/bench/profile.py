@@ -13,9 +13,8 @@ from dataclasses import dataclass
 from typing import Any
 
 from ..engine.engine import Engine, Prompt
+from ..models.timing import device_of, finish
 from ..types import SamplingParams
-from .costs import device_of
-from .machine import finish
 from .run import WARM_UP_TOKENS, Progress, encoded, forget, groups
 
 PARTS = ("draft passes", "drafting", "target passes", "scoring", "sampling", "verification", "bookkeeping")

@@ -6,23 +6,20 @@ starts cold: no row of target or draft model holds a prompt already.
 
 from __future__ import annotations
 
-import statistics
 import time
-from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, replace
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import replace
+from itertools import product
 from typing import Any, Protocol
 
 from ..engine.engine import Engine, Prompt, is_ids
 from ..errors import OptionError
 from ..interfaces import Target
-from ..types import GenerationResult, GenerationStats, SamplingParams
+from ..types import GenerationResult, SamplingParams
+from .rows import Goals, Row, Timed, make_row
 
 WARM_UP_TOKENS = 16
-CONTRACT = (
-    *("task", "batch", "drafter", "max_draft", "tok_s", "speedup"),
-    *("acceptance_length", "acceptance_rate", "accepted_at", "identical", "ttft_ms", "tpot_ms"),
-)
-
+Arm = str | tuple[str, str]  # a drafter, or a drafter and how it drafts
 Progress = Callable[[int, int, str], None]  # runs done, runs in all, what comes next
 Observe = Callable[[str, int, str, list[GenerationResult]], None]  # task, batch, drafter, results of the first repeat
 
@@ -49,122 +46,81 @@ class Difference(Protocol):
 Explain = Callable[[Target, Sequence[int], Sequence[int], Sequence[int]], Difference | None]
 
 
-@dataclass
-class Row:
-    """One task at one batch size with one drafter.
-
-    Fields:
-        max_draft: most tokens drafted per round; 0 for none.
-        tok_s: new tokens over wall time less the prompts' own passes; median over repeats.
-        speedup: `tok_s` over that of none; median of the repeats' ratios.
-        acceptance_length, acceptance_rate, accepted_at: over all prompts of the task, of the first repeat.
-        identical: the greedy token ids are those of none in every repeat; None if tokens are drawn.
-        ttft_ms: from queueing to the first token; median over prompts and repeats.
-        tpot_ms: decoding time per new token; likewise.
-        difference: the first differing prompt, where its texts part, and whether rounding explains it.
-        num_rounds, num_drafted, draft_ms: of the first repeat: rounds, drafted tokens, ms for a token of a draft.
-    """
-
-    task: str
-    batch: int
-    drafter: str
-    max_draft: int
-    tok_s: float
-    speedup: float
-    acceptance_length: float
-    acceptance_rate: float
-    accepted_at: list[int]
-    identical: bool | None
-    ttft_ms: float
-    tpot_ms: float
-    difference: dict[str, Any] | None = None
-    num_rounds: int = 0
-    num_drafted: int = 0
-    draft_ms: float = 0.0
-
-    @property
-    def is_fault(self) -> bool:
-        """Whether the text differs and rounding does not explain it."""
-        return self.identical is False and not (self.difference or {}).get("tie", False)
-
-    def to_dict(self) -> dict[str, Any]:
-        """The keys of the JSON document; `difference` only where there is one."""
-        entry = {name: getattr(self, name) for name in CONTRACT}
-        return entry if self.difference is None else {**entry, "difference": self.difference}
+def run(*arguments: Any, **options: Any) -> list[Row]:
+    """All rows of `cells`, which has the same arguments."""
+    return [row for rows in cells(*arguments, **options) for row in rows]
 
 
-@dataclass(frozen=True)
-class _Timed:
-    """One run of one task: its results, the seconds spent decoding, and the times of each prompt in ms."""
-
-    results: list[GenerationResult]
-    seconds: float
-    ttft_ms: list[float]
-    tpot_ms: list[float]
-
-    @property
-    def tok_s(self) -> float:
-        return sum(len(r.token_ids) for r in self.results) / self.seconds
-
-
-def run(
+def cells(
     plain: Engine,
-    drafters: Mapping[str, Engine],
+    drafters: Mapping[Arm, Engine],
     prompts_by_task: Mapping[str, Sequence[Prompt]],
     batches: Sequence[int] = (1,),
-    params: SamplingParams | None = None,
+    params: SamplingParams | Sequence[SamplingParams] | None = None,
     repeats: int = 3,
     progress: Progress | None = None,
     *,
     explain: Explain | None = None,
     observe: Observe | None = None,
     warm_up: Prompt | None = None,
+    goals: Goals | None = None,
     clock: Callable[[], float] = time.perf_counter,
-) -> list[Row]:
-    """Measure every task at every batch size, plainly and with every drafter.
+) -> Iterator[list[Row]]:
+    """Measure every task at every batch size and temperature, plainly and with every drafter; the rows of one task,
+    batch size and temperature at a time, as soon as they are known.
 
     Args:
         plain: the engine with drafter none.
-        drafters: name to an engine over the same target.
+        drafters: a name, or a name and how it drafts, to an engine over the same target.
         prompts_by_task: prompts run in full groups of the batch size; the last group is filled up from the first.
-        params: greedy if None.
+        params: greedy if None; several are run one after another.
         repeats: timed runs of each; medians count.
         progress: called before every timed run.
         explain: `audit.greedy.first_difference`; asked where a greedy text differs from the plain one.
         observe: called with the results of every first repeat.
         warm_up: the prompt of the untimed runs, one for each drafter and batch size; None is the first of all.
+        goals: which prompts count for goodput; None is all.
         clock: seconds.
 
     Raises:
         OptionError: a batch size that an engine has no rows for, or nothing to run.
     """
-    engines = {"none": plain, **{name: engine for name, engine in drafters.items() if name != "none"}}
-    params = params or SamplingParams(temperature=0)
+    engines: dict[Arm, Engine] = {"none": plain, **{arm: engine for arm, engine in drafters.items() if arm != "none"}}
+    settings = [params] if isinstance(params, SamplingParams) else list(params or [SamplingParams(temperature=0)])
     _check(engines, prompts_by_task, batches, repeats)
     tasks = {task: [encoded(plain, prompt) for prompt in prompts] for task, prompts in prompts_by_task.items()}
     first = next(iter(tasks.values()))[0] if warm_up is None else encoded(plain, warm_up)
-    short = replace(params, max_new_tokens=min(WARM_UP_TOKENS, params.max_new_tokens), ignore_eos=True)
+    short = replace(settings[0], max_new_tokens=min(WARM_UP_TOKENS, settings[0].max_new_tokens), ignore_eos=True)
     for batch in dict.fromkeys(batches):
         for engine in engines.values():
             engine.generate([first] * batch, short)
-    rows, done, total = [], 0, len(tasks) * len(batches) * len(engines) * repeats
-    for task, prompts in tasks.items():
-        for batch in batches:
-            timed: dict[str, list[_Timed]] = {name: [] for name in engines}
-            for repeat in range(repeats):
-                for name, engine in engines.items():
-                    if progress:
-                        progress(done, total, f"{task} with {name}" + (f", batch {batch}" if len(batches) > 1 else ""))
-                    timed[name].append(_timed(engine, prompts, batch, params, clock))
-                    done += 1
-                    if observe and not repeat:
-                        observe(task, batch, name, timed[name][0].results)
-            for name, engine in engines.items():
-                row = _row(task, batch, name, engine.max_draft, timed[name], timed["none"])
-                if params.greedy:
-                    _compare(row, plain, groups(prompts, batch), timed[name], timed["none"], explain)
-                rows.append(row)
-    return rows
+    done, total = 0, len(tasks) * len(batches) * len(settings) * len(engines) * repeats
+    for (task, prompts), batch, chosen in product(tasks.items(), batches, settings):
+        timed: dict[Arm, list[Timed]] = {arm: [] for arm in engines}
+        for repeat in range(repeats):
+            for arm, engine in engines.items():
+                name, draft = named(arm)
+                if progress:
+                    text = f"{task} with {name}" + (f" ({draft})" if draft else "")
+                    progress(done, total, text + (f", batch {batch}" if len(batches) > 1 else ""))
+                timed[arm].append(_timed(engine, prompts, batch, chosen, clock))
+                done += 1
+                if observe and not repeat:
+                    observe(task, batch, name, timed[arm][0].results)
+        rows = []
+        for arm, engine in engines.items():
+            runs = timed[arm], timed["none"]
+            name, draft = named(arm)
+            row = make_row(task, batch, name, draft, engine.max_draft, *runs, chosen.temperature, goals or Goals())
+            if chosen.greedy:
+                _compare(row, plain, groups(prompts, batch), *runs, explain)
+            rows.append(row)
+        yield rows
+
+
+def named(arm: Arm) -> tuple[str, str]:
+    """The drafter's name, and how it drafts (empty if that is not told)."""
+    return (arm, "") if isinstance(arm, str) else arm
 
 
 def groups(prompts: Sequence[Any], batch: int) -> list[list[Any]]:
@@ -189,80 +145,43 @@ def forget(engine: Engine) -> None:
             drop()
 
 
-def pooled(results: Sequence[GenerationResult]) -> GenerationStats:
-    """The counts of several continuations as those of one: sums, so a ratio of them is not a mean of ratios."""
-    total = GenerationStats()
-    for stats in (result.stats for result in results):
-        total.num_tokens += stats.num_tokens
-        total.num_rounds += stats.num_rounds
-        total.num_drafted += stats.num_drafted
-        total.num_accepted += stats.num_accepted
-        total.accepted_at += [0] * (len(stats.accepted_at) - len(total.accepted_at))
-        for position, count in enumerate(stats.accepted_at):
-            total.accepted_at[position] += count
-    return total
-
-
 def _check(
-    engines: Mapping[str, Engine], tasks: Mapping[str, Sequence[Prompt]], batches: Sequence[int], n: int
+    engines: Mapping[Arm, Engine], tasks: Mapping[str, Sequence[Prompt]], batches: Sequence[int], n: int
 ) -> None:
     if n < 1 or not batches or min(batches) < 1:
         raise OptionError(f"repeats and batch sizes must be at least 1, not {n} and {list(batches)}")
     if not tasks or not all(tasks.values()):
         raise OptionError("there is nothing to measure: give at least one prompt for every task")
-    for name, engine in engines.items():
+    for arm, engine in engines.items():
         if engine.max_batch < max(batches):
             raise OptionError(
-                f"batch {max(batches)} needs an engine with max_batch of as many, not {engine.max_batch}: {name}"
+                f"batch {max(batches)} needs an engine with max_batch of as many, not {engine.max_batch}: "
+                f"{named(arm)[0]}"
             )
 
 
-def _timed(engine: Engine, prompts: Sequence[Prompt], batch: int, params: SamplingParams, clock: Any) -> _Timed:
+def _timed(engine: Engine, prompts: Sequence[Prompt], batch: int, params: SamplingParams, clock: Any) -> Timed:
     """All prompts once, group by group, each cold."""
-    results: list[GenerationResult] = []
-    seconds = 0.0
-    tpot_ms = []
+    timed = Timed([], [], [], [])
     for group in groups(prompts, batch):
         forget(engine)
         started = clock()
         part = engine.generate(group, params)
         wall = clock() - started
         prefill = sum(result.stats.prefill_seconds for result in part)
-        seconds += max(1e-9, wall - prefill)
-        tpot_ms += [1e3 * (r.stats.total_seconds - prefill) / max(1, r.stats.num_tokens) for r in part]
-        results += part
-    return _Timed(results, seconds, [1e3 * r.stats.first_token_seconds for r in results], tpot_ms)
-
-
-def _row(task: str, batch: int, name: str, max_draft: int, timed: Sequence[_Timed], plain: Sequence[_Timed]) -> Row:
-    results = timed[0].results
-    counts = pooled(results)
-    drafting = sum(result.stats.draft_seconds for result in results)
-    return Row(
-        task=task,
-        batch=batch,
-        drafter=name,
-        max_draft=0 if name == "none" else max_draft,
-        tok_s=statistics.median(t.tok_s for t in timed),
-        speedup=statistics.median(t.tok_s / p.tok_s for t, p in zip(timed, plain)),
-        acceptance_length=counts.acceptance_length,
-        acceptance_rate=counts.acceptance_rate,
-        accepted_at=counts.accepted_at,
-        identical=None,
-        ttft_ms=statistics.median(ms for t in timed for ms in t.ttft_ms),
-        tpot_ms=statistics.median(ms for t in timed for ms in t.tpot_ms),
-        num_rounds=counts.num_rounds,
-        num_drafted=counts.num_drafted,
-        draft_ms=1e3 * drafting / counts.num_drafted if counts.num_drafted else 0.0,
-    )
+        timed.groups.append(part)
+        timed.seconds.append(max(1e-9, wall - prefill))
+        timed.ttft_ms.extend(1e3 * r.stats.first_token_seconds for r in part)
+        timed.tpot_ms.extend(1e3 * (r.stats.total_seconds - prefill) / max(1, r.stats.num_tokens) for r in part)
+    return timed
 
 
 def _compare(
     row: Row,
     plain: Engine,
     grouped: Sequence[Sequence[Any]],
-    timed: Sequence[_Timed],
-    reference: Sequence[_Timed],
+    timed: Sequence[Timed],
+    reference: Sequence[Timed],
     explain: Explain | None,
 ) -> None:
     """Say whether every greedy text is that of none in the same repeat, and explain the first that is not."""

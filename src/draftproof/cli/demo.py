@@ -18,7 +18,7 @@ from .options import DEFAULT_TARGET, JsonFile
 if TYPE_CHECKING:
     from .. import Engine, GenerationResult, SamplingParams
     from ..bench.costs import CostCurve
-    from ..bench.run import Row
+    from ..bench.rows import Row
 
 PAIR_TARGET = "qwen2.5-coder-1.5b"
 PAIR_DRAFTER = "model:qwen2.5-coder-0.5b"

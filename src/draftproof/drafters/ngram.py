@@ -87,8 +87,8 @@ class NgramDrafter:
         if not tokens:
             return Offer(EMPTY_DRAFT, 0.0)
         first = index.match()[0]
-        survival = accumulate((1 - discount(n) for n in range(first, first + len(tokens))), operator.mul)
-        return Offer(Draft.chain(tokens), sum(survival))
+        survival = list(accumulate((1 - discount(n) for n in range(first, first + len(tokens))), operator.mul))
+        return Offer(Draft.chain(tokens, survival=survival), sum(survival))
 
     def release(self, sequence_id: int) -> None:
         self._indexes.pop(sequence_id, None)

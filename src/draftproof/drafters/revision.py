@@ -40,29 +40,29 @@ class Revision:
             self._ends[words] = i + 1
         self._num_read = len(tokens)
 
-    def proposal(self, tokens: Sequence[int], num: int, floor: float) -> tuple[list[int], float]:
-        """Up to `num` tokens that the old text and the known changes let expect, and how many should be right.
+    def proposal(self, tokens: Sequence[int], num: int, floor: float) -> tuple[list[int], list[float]]:
+        """Up to `num` tokens that the old text and the known changes let expect, and the chance of the text up to each.
 
         Right after a change that is not known, it is taken for one of single tokens.
         """
         if self._at is None:
-            return [], 0.0
+            return [], []
         skipped = len(tokens) - self._new if self._apart else 0
         if skipped > 2:
-            return [], 0.0
+            return [], []
         found = list(self._due)
         at = self._old + skipped if self._apart else self._at
         while len(found) < num and at < len(tokens):
             old = self._words(tokens, at)
             found += self._changes.get(old, old)
             at += len(old)
-        survival, expected = 1.0, 0.0
+        survival: list[float] = []
         for n, _ in enumerate(found[:num]):
-            survival *= 1 - discount((self._run >> skipped) + n)
-            if survival < floor:
-                return found[:n], expected
-            expected += survival
-        return found[:num], expected
+            chance = (survival[-1] if survival else 1.0) * (1 - discount((self._run >> skipped) + n))
+            if chance < floor:
+                break
+            survival.append(chance)
+        return found[: len(survival)], survival
 
     def _compare(self, tokens: Sequence[int], i: int) -> None:
         """The next token of the new text, `tokens[i]`, beside the old one."""

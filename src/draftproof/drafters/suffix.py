@@ -35,7 +35,7 @@ def grow(text: SuffixAutomaton, context: Context, num: int, width: int = 1, floo
     """
     tokens: list[int] = []
     parents: list[int] = []
-    expected = 0.0
+    chances: list[float] = []
     heap: list[tuple[float, int, int, int, Context]] = []  # -survival, order of arrival, parent, token, context
     survival, order = 1.0, 0
     while len(tokens) < num:
@@ -49,8 +49,10 @@ def grow(text: SuffixAutomaton, context: Context, num: int, width: int = 1, floo
         survival = -negative
         tokens.append(token)
         parents.append(parent)
-        expected += survival
-    return Offer(Draft(tuple(tokens), tuple(parents)), expected) if tokens else _NOTHING
+        chances.append(survival)
+    if not tokens:
+        return _NOTHING
+    return Offer(Draft(tuple(tokens), tuple(parents), survival=tuple(chances)), sum(chances))
 
 
 def likely(text: SuffixAutomaton, context: Context, width: int) -> list[tuple[float, int, Context]]:
@@ -168,8 +170,9 @@ class SuffixDrafter:
                 offer = grow(text, context, request.max_nodes, self.width, self.floor)
                 if offer.expected > best.expected:  # among equals the longer match, the own text first
                     best = offer
-        chain, expected = sequence.revision.proposal(sequence.tokens, request.max_nodes, self.floor)
-        return Offer(Draft.chain(chain), expected) if expected > best.expected else best
+        chain, survival = sequence.revision.proposal(sequence.tokens, request.max_nodes, self.floor)
+        expected = sum(survival)
+        return Offer(Draft.chain(chain, survival=survival), expected) if expected > best.expected else best
 
     def _texts(self, sequence: _Sequence) -> Iterator[SuffixAutomaton]:
         yield sequence.text

@@ -12,7 +12,7 @@ from ..errors import OptionError, PromptError
 from ..interfaces import Drafter, RandomSource, Target, Verifier
 from ..sampling import SeededSource
 from ..types import GenerationResult, SamplingParams, SequenceState, StreamEvent
-from .budget import budget
+from .budget import Budget, FixedBudget, most_nodes
 from .output import Output
 from .scheduler import Scheduler
 from .step import step
@@ -42,6 +42,7 @@ class Engine:
         max_draft: at most this many nodes per sequence and round.
         max_batch: at most this many sequences at a time; more wait.
         config: what was loaded, for reports.
+        budget: how much of that; None is as much as there is room for.
         make_source: seed and index of a continuation to its source of chance.
     """
 
@@ -56,6 +57,7 @@ class Engine:
         max_draft: int = 8,
         max_batch: int = 8,
         config: dict[str, Any] | None = None,
+        budget: Budget | None = None,
         make_source: Callable[[int, int], RandomSource] = SeededSource,
     ):
         for name, value, lowest in (("max_draft", max_draft, 0), ("max_batch", max_batch, 1)):
@@ -69,6 +71,7 @@ class Engine:
         self.max_draft = max_draft
         self.max_batch = max_batch
         self.config = config or {}
+        self.budget: Budget = FixedBudget() if budget is None else budget
         self._make_source = make_source
         self._lock = getattr(target, "lock", None) or threading.RLock()  # engines over one target share its lock
         self._scheduler = Scheduler(max_batch)
@@ -150,9 +153,12 @@ class Engine:
         if not running:
             return []
         sequences = [output.sequence for output in running]
-        budgets = [budget(s, self.max_draft, self.target.max_length) for s in sequences]
+        begun = time.perf_counter()
         try:
-            rounds = step(sequences, budgets, self.drafter, self.target, self.verify)
+            most = [most_nodes(s, self.max_draft, self.target.max_length) for s in sequences]
+            asked = self.budget.plan(sequences, most)
+            rounds = step(sequences, asked, self.drafter, self.target, self.verify, self.budget.cut)
+            self.budget.learn(sequences, rounds, time.perf_counter() - begun)
         except BaseException:
             for sequence in sequences:
                 self._settle(sequence)
@@ -216,6 +222,7 @@ class Engine:
             self.target.free(output.sequence.row)
             output.sequence.row = None
         self.drafter.release(output.sequence.id)
+        self.budget.release(output.sequence.id)
 
     def _checked(
         self, prompts: Any, params: SamplingParams | Sequence[SamplingParams] | None

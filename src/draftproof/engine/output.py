@@ -63,9 +63,8 @@ class Output:
         stats.num_rounds += 1
         stats.num_drafted += round.draft.num_nodes
         stats.num_accepted += accepted
-        stats.accepted_at += [0] * (accepted - len(stats.accepted_at))
-        for position in range(accepted):
-            stats.accepted_at[position] += 1
+        count_up_to(stats.accepted_at, accepted)
+        count_up_to(stats.drafted_at, max(round.draft.depths, default=0))
         stats.draft_seconds += round.draft_seconds
         stats.verify_seconds += round.verify_seconds
         return self._event(round.tokens[: len(pieces)], accepted, pieces)
@@ -113,3 +112,10 @@ class Output:
             prompt_index=self.prompt_index,
             index=self.index,
         )
+
+
+def count_up_to(counts: list[int], depth: int) -> None:
+    """One more round that reached each of the first `depth` positions."""
+    counts += [0] * (depth - len(counts))
+    for position in range(depth):
+        counts[position] += 1

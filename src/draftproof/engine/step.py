@@ -8,7 +8,7 @@ function with a drafter that proposes nothing.
 from __future__ import annotations
 
 import time
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
 from .. import sampling
@@ -35,12 +35,14 @@ def step(
     drafter: Drafter,
     target: Target,
     verify: Verifier,
+    cut: Callable[[Sequence[SequenceState], Sequence[Draft]], list[Draft]] | None = None,
 ) -> list[Round]:
     """Draft, score, verify, keep.
 
     Args:
         sequences: running, each with its target row.
         budgets: how many nodes each may be drafted.
+        cut: leaves out what does not pay, of tokens that were chosen without randomness.
 
     Returns:
         One `Round` per sequence. The rows already hold the accepted path; the caller appends the tokens.
@@ -64,6 +66,8 @@ def step(
     drafts = drafter.propose(requests)
     drafted = time.perf_counter()
     _check(drafter, drafts, requests, target.vocab_size)
+    if cut is not None:
+        drafts = cut(sequences, drafts)
     outputs = target.score(rows, [s.tokens[-1] for s in sequences], drafts)
     scored = time.perf_counter()
 

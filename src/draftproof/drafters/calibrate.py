@@ -1,0 +1,91 @@
+"""What the parts of a round take here, measured once when the models are loaded, in less than three seconds."""
+
+from __future__ import annotations
+
+import statistics
+import time
+from collections.abc import Callable
+from dataclasses import replace
+
+from ..costs import Calibration, Curve
+from ..interfaces import Drafter
+from ..models.cached_lm import CachedLM
+from ..models.timing import pass_seconds, sample_text
+from ..params import SamplingParams
+from ..sampling import SeededSource
+from ..types import DraftRequest
+
+_SIZES = (1, 2, 4, 8, 16, 32, 64)
+_CONTEXT, _LONG = 64, 1024  # tokens in the cache
+_REPEATS = 3
+_TEXT = 32  # tokens that drafters are timed with, four times the same eight, so that look-ups find something
+_TARGET_SECONDS, _CONTEXT_SECONDS, _DRAFT_SECONDS = 1.6, 0.4, 0.7
+
+
+def target_costs(lm: CachedLM, most_tokens: int, *, clock: Callable[[], float] = time.perf_counter) -> Calibration:
+    """T(M) up to `most_tokens` (or 64, beyond which lines go on), and what a longer context adds.
+
+    Args:
+        lm: the target, with a free row.
+    """
+    with lm.lock:
+        largest = max(1, min(most_tokens, _SIZES[-1], lm.max_length - 1))
+        sizes = sorted({size for size in _SIZES if size < largest} | {largest})
+        context = min(_CONTEXT, lm.max_length - largest)
+        times = pass_seconds(lm, sizes, context, _REPEATS, filled=False, limit=_TARGET_SECONDS, clock=clock)
+        known = {size: statistics.median(taken) for size, taken in times.items() if taken}
+        size = max(m for m in known if m <= 8)
+        further = min(_LONG, lm.max_length - size) - context
+        per_context = 0.0
+        if further > 0:
+            longer = pass_seconds(lm, [size], context + further, 2, filled=False, limit=_CONTEXT_SECONDS, clock=clock)
+            if longer[size]:
+                per_context = max(0.0, min(longer[size]) - known[size]) / (size * further)
+    return Calibration(Curve(tuple(sorted(known.items()))), context, per_context)
+
+
+def with_drafter(
+    costs: Calibration,
+    lm: CachedLM,
+    drafter: Drafter,
+    max_draft: int,
+    *,
+    clock: Callable[[], float] = time.perf_counter,
+) -> Calibration:
+    """The same with what drafting takes: one text is drafted for, at first unread, then read, short and long."""
+    text = sample_text(min(lm.vocab_size, drafter_vocabulary(drafter, lm)), _TEXT // 4) * 4
+    text = text[: max(1, lm.max_length - max_draft - 1)]
+    layers: dict[int, int] = {}
+    times: dict[int, list[float]] = {}
+    with lm.lock:
+        row = lm.open(text[:-1])
+        try:
+            lm.prefill(row, text[:-1])
+            source, params = SeededSource(0), SamplingParams()
+            request = DraftRequest(
+                -1, tuple(text), len(text), params, source, 1, lm.features(row), taps=lm.taps, row=row
+            )
+            begun = clock()
+            drafter.propose([request])
+            unread = clock() - begun
+            for _ in range(_REPEATS):
+                for nodes in sorted({1, max_draft}):
+                    started = clock()
+                    (draft,) = drafter.propose([replace(request, max_nodes=nodes)])
+                    times.setdefault(nodes, []).append(clock() - started)
+                    layers[nodes] = max(draft.depths, default=0)
+                if clock() - begun > _DRAFT_SECONDS:
+                    break
+        finally:
+            drafter.release(-1)
+            lm.free(row)
+    first = statistics.median(times[1])
+    more = layers[max_draft] - max(1, layers[1])
+    following = max(0.0, statistics.median(times[max_draft]) - first) / more if more > 0 else first
+    reading = max(0.0, unread - first) / len(text)
+    return replace(costs, draft_first=first, draft_next=following, draft_reading=reading)
+
+
+def drafter_vocabulary(drafter: Drafter, lm: CachedLM) -> int:
+    """Ids that the drafter can be given: those of its own model, if it has one, and the target's."""
+    return int(getattr(getattr(drafter, "lm", None), "vocab_size", lm.vocab_size))
