@@ -23,7 +23,8 @@ import torch
 from torch import Tensor, nn
 
 from ..errors import ModelError, VocabularyError
-from .folder import first_line
+from .folder import TOKENIZER_FILES, first_line
+from .hf import LoadedModel, max_length
 
 KEY, _CONFIG, _WEIGHTS = "draftproof", "config.json", "model.safetensors"
 _EMBEDDING, _IDS, _SCALE = "embedding", "draft_ids", ".scale"
@@ -142,6 +143,32 @@ def read_slim(folder: Path, embedding: Tensor | None, target_name: str = "the ta
         raise ModelError(f"{folder}: {_IDS} must give each of the {head.out_features} output rows a token of its own")
     model.load_state_dict(tensors, assign=True)
     return model.eval().requires_grad_(False), None if ids is None else ids.long()
+
+
+def load_slim(
+    name: str | Path, embedding: Tensor | None, tokenizer: Any, target_name: str = "the target"
+) -> tuple[LoadedModel, list[int] | None]:
+    """The folder as a loaded model, on the device of its target, and the tokens of its output rows.
+
+    Args:
+        tokenizer: of the target, for a folder that brings none.
+
+    Raises:
+        ModelError, VocabularyError: as `read_slim`.
+    """
+    folder = Path(name).expanduser()
+    model, ids = read_slim(folder, embedding, target_name)
+    if embedding is not None:
+        model = model.to(embedding.device)
+    own = any((folder / file).exists() for file in TOKENIZER_FILES)
+    if own:
+        from transformers import AutoTokenizer
+
+        tokenizer = AutoTokenizer.from_pretrained(folder, local_files_only=True)
+    about = json.loads((folder / _CONFIG).read_text(encoding="utf-8"))[KEY]
+    eos_ids = tuple(about.get("eos_token_ids", ()))
+    loaded = LoadedModel(model, tokenizer, model.config, str(name), eos_ids, max_length(model.config))
+    return loaded, None if ids is None else ids.tolist()
 
 
 def write_plain(folder: Path, destination: Path, target: Any, tokenizer: Any) -> None:

@@ -54,7 +54,7 @@ class MedusaRecipe:
         config = model.config.get_text_config()
         output = model.get_output_embeddings().weight.detach()
         self.vocab = vocab
-        self.taps = (config.num_hidden_layers,)
+        self.taps: tuple[int, ...] = (config.num_hidden_layers,)
         self.weights = tuple(decay**head for head in range(num_heads))
         self._num_nodes = num_nodes
         size = output.shape[0] if vocab is None else len(vocab)

@@ -1,7 +1,7 @@
 """How user turns may begin, by what users ask for: the target goes on from there and so writes its own questions.
 
-An instruct model given an empty user turn writes what it was trained to answer (Magpie, 2406.08464), mostly the same few
-kinds of question; a few first words keep the kinds in balance.
+An instruct model given an empty user turn writes what it was trained to answer (Magpie, 2406.08464), mostly the same
+few kinds of question; a few first words keep the kinds in balance.
 """
 
 from __future__ import annotations
@@ -14,7 +14,9 @@ OPENERS: Mapping[str, Sequence[str]] = {
         "Write a short story about", "Write a blog post about", "Draft an email to", "Describe", "Write a poem about",
         "Compose a letter", "Write a persuasive", "Write a review of", "Edit the following paragraph",
     ),
-    "roleplay": ("Pretend you are", "You are a", "Imagine you are", "Act as", "Embrace the role of", "Picture yourself"),
+    "roleplay": (
+        "Pretend you are", "You are a", "Imagine you are", "Act as", "Embrace the role of", "Picture yourself",
+    ),
     "reasoning": (
         "If", "Imagine you are participating", "Which of the following", "A man", "David has", "Why do", "Suppose",
         "Can you explain why",

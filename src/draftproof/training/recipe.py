@@ -39,12 +39,14 @@ class Recipe(Protocol):
     """
 
     name: str
-    net: nn.Module
     taps: tuple[int, ...]
     vocab: Tensor | None
     weights: tuple[float, ...]
     ce_weight: float
     same_law: bool
+
+    @property
+    def net(self) -> nn.Module: ...
 
     def steps(self, lesson: Lesson, num_steps: int, seed: int | None = None) -> Iterator[Step]:
         """The first steps of all rounds. `seed`: of noise in training; None in measuring."""

@@ -105,8 +105,3 @@ class Teacher:
         whole = parts or [whole_law(last.new_zeros(0, self.forward.vocab_size), next_ids, vocab)]
         joined = [torch.cat([getattr(part, name) for part in whole]) for name in ("p", "best", "said", "p_said")]
         return Law(joined[0], None, None, *joined[1:])
-
-    def embeddings(self) -> Tensor:
-        """The target's input embeddings `[V, T]`, as a tensor that can be learned from."""
-        ids = torch.arange(self.forward.vocab_size, device=self.forward.device)
-        return torch.cat([self.forward.embed(some).clone() for some in ids.split(4096)])
