@@ -51,7 +51,8 @@ class TrainingView:
             return
         line = (
             f"step {where.step} of {where.num_steps}, loss {where.loss:.4f}, {where.tokens:,} tokens, "
-            f"{where.tokens_per_second:.0f} tokens/s (target {where.teacher_share:.0%}), {_time(where.seconds_left)} left"
+            f"{where.tokens_per_second:.0f} tokens/s (target {where.teacher_share:.0%}), "
+            f"{_time(where.seconds_left)} left"
         )
         if self._bar is not None:
             if not self._bar.tasks:

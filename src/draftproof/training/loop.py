@@ -88,12 +88,10 @@ class Loop:
         about: dict[str, Any],
         report: Callable[[Progress], None] | None = None,
     ):
-        from accelerate import PartialState
-
         self.recipe, self.source, self.settings, self.folder = recipe, source, settings, folder
         self._training, self._held_out, self._about = training, held_out, about
         self._report = report or (lambda progress: None)
-        self._devices = PartialState()
+        self._devices = processes(recipe.net)
         if settings.accumulate % self._devices.num_processes:
             raise OptionError(
                 f"accumulate must be a multiple of the {self._devices.num_processes} processes that share a step's "
@@ -327,6 +325,13 @@ class Loop:
         if self.settings.precision == "fp32":
             return nullcontext()
         return torch.autocast(next(self.recipe.net.parameters()).device.type, dtype=torch.bfloat16)
+
+
+def processes(net: torch.nn.Module) -> Any:
+    """The processes that share a run (`accelerate launch`); one by itself is the usual case."""
+    from accelerate import PartialState
+
+    return PartialState(cpu=next(net.parameters()).device.type == "cpu")
 
 
 def _remove(folder: Path) -> None:

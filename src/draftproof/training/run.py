@@ -9,7 +9,6 @@ FOLDER/manifest.json, README.md, log.csv, log.json, curve.png
 from __future__ import annotations
 
 import shutil
-import time
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -29,7 +28,7 @@ from .eagle import EagleRecipe
 from .files import digest, read_json, remove_partials, write_json, write_text
 from .identity import Identity, identify
 from .log import plot
-from .loop import Finished, LessonSource, Loop, Progress
+from .loop import Finished, LessonSource, Loop, Progress, processes
 from .medusa import MedusaRecipe
 from .recipe import Recipe, frequent
 from .settings import Settings
@@ -115,8 +114,10 @@ def train(
         "cached": None if plan.cache is None else plan.cache_top,
         "settings": settings.must_match,
     }
-    _begin(folder, begun)
     recipe = _recipe(plan, loaded, vocab, settings)
+    shared = processes(loaded.model)
+    with shared.main_process_first():
+        _begin(folder, begun)
     if plan.start_from is not None:
         _start_from(recipe, plan.start_from)
     forward = make_forward(loaded, weights=plan.weights, bitwise=None)
@@ -127,7 +128,8 @@ def train(
     teacher = Teacher(forward, recipe.taps, vocab if recipe.vocab is not None else None, settings.temperature)
     source: LessonSource = teacher
     if plan.cache is not None:
-        source = _captured(plan, teacher, [*training, *held_out], identity, corpus, settings, say)
+        with shared.main_process_first():
+            source = _captured(plan, teacher, [*training, *held_out], identity, corpus, settings, say)
     num_trained = sum(p.numel() for p in recipe.net.parameters() if p.requires_grad)
     tokens, answers = sum(len(s.ids) for s in training), sum(s.num_answer for s in training)
     say(
@@ -137,9 +139,9 @@ def train(
     )
     about = {"target": plan.target, "kind": plan.kind}
     loop = Loop(recipe, source, training, held_out, settings, folder, about, report)
-    started = time.perf_counter()
     finished = loop.run()
-    return _finish(plan, settings, folder, finished, identity, begun, num_trained, time.perf_counter() - started)
+    shared.wait_for_everyone()
+    return _finish(plan, settings, folder, finished, identity, begun, num_trained, shared.is_main_process)
 
 
 def _recipe(plan: Plan, loaded: LoadedModel, vocab: Tensor | None, settings: Settings) -> Recipe:
@@ -231,12 +233,10 @@ def _finish(
     identity: Identity,
     begun: dict[str, Any],
     num_trained: int,
-    seconds: float,
+    main: bool,
 ) -> Result:
     """The best drafter's files into the folder, its config last: from then on it is one."""
     from importlib.metadata import version
-
-    from accelerate import PartialState
 
     rows = read_json(folder / "log.json")["rows"]
     first: dict[str, Any] = next((row for row in rows if "greedy_length" in row), {})
@@ -256,9 +256,7 @@ def _finish(
         "data": [str(path) for path in plan.data],
         "versions": {name: version(name) for name in ("draftproof", "torch", "transformers")},
     }
-    state = PartialState()
-    state.wait_for_everyone()
-    if state.is_main_process:
+    if main:
         names = sorted(path.name for path in finished.best.iterdir())
         for name in [*(n for n in names if n != "config.json"), "config.json"]:
             partial = folder / f".{name}.partial"
