@@ -9,15 +9,11 @@ import typer
 
 
 def convert(
-    source: Annotated[
-        str, typer.Argument(help="Folder with EAGLE or Medusa weights in any known layout, or a distilled draft.")
-    ],
+    source: Annotated[str, typer.Argument(help="Folder of EAGLE or Medusa heads in any layout, or of a draft.")],
     destination: Annotated[str, typer.Argument(help="Folder to write; it must not be there yet.")],
     to: Annotated[
         str,
-        typer.Option(
-            "--to", metavar="LAYOUT", help="EAGLE: original or speculators. Medusa: original or vllm. Draft: hf."
-        ),
+        typer.Option("--to", metavar="LAYOUT", help="EAGLE: original, speculators. Medusa: original, vllm. Draft: hf."),
     ],
     target: Annotated[str, typer.Option("--target", "-t", help="Name of the model it drafts for.")] = "",
     allow_pickle: Annotated[bool, typer.Option("--allow-pickle", help="Read tensors from a .pt or .bin file.")] = False,
