@@ -185,6 +185,28 @@ def test_new_medusa_heads_are_the_output_layer_and_can_learn(target):
     assert all(float(p.grad.abs().sum()) > 0 for name, p in recipe.net.named_parameters() if "blocks.0" in name)
 
 
+def test_a_draft_writes_answers_of_its_own_from_its_own_law(target):
+    """1000 draws of one token against its law: a cell's standard error is below 0.016, so 0.1 is above six of them
+    (false-alarm probability below 1e-8 for the five cells)."""
+    recipe = DistillRecipe(loaded(target), VOCAB, layers=2)
+    given = [Sample((40, 41, 42, 43, 44), (False,) * 4 + (True,))] * 1000
+    found = recipe.rollout(given, 1)
+    assert all(s.ids[:4] == (40, 41, 42, 43) and s.answer == given[0].answer for s in found)
+    with torch.no_grad():
+        law = recipe.net(torch.tensor([[40, 41, 42, 43]])).logits[0, -1].softmax(-1)
+    drawn = torch.tensor([s.ids[4] for s in found])
+    for place in law.topk(5).indices.tolist():
+        assert float((drawn == VOCAB[place]).float().mean()) == pytest.approx(float(law[place]), abs=0.1)
+    longer = samples(6)
+    again, same = recipe.rollout(longer, 2), recipe.rollout(longer, 2)
+    assert again == same != recipe.rollout(longer, 3)
+    for before, after in zip(longer, again):
+        first = before.answer.index(True)
+        first = first if first >= 4 else len(before.ids) // 4
+        assert after.ids[:first] == before.ids[:first] and len(after.ids) <= len(before.ids)
+        assert set(after.ids[first:]) <= set(VOCAB.tolist()) and after.num_answer == len(after.ids) - first
+
+
 def test_a_distilled_draft_reads_packed_texts_as_if_alone(target):
     recipe = DistillRecipe(loaded(target), VOCAB, layers=(0, 1, 3), shares_embedding=True)
     batch = batch_of(samples(5))

@@ -103,10 +103,13 @@ def assert_same(one: Path, other: Path, pattern: str) -> None:
     assert not [path for path in other.rglob("*") if path.name.endswith(".partial")]
 
 
-@pytest.mark.parametrize("kind", ["eagle", "medusa", "distill"])
+@pytest.mark.parametrize("kind", ["eagle", "medusa", "distill", "on-policy"])
 def test_a_training_run_killed_anywhere_ends_in_the_same_bits(tmp_path, target, data, kind):
     def work(folder: Path) -> None:
-        train(plan(kind, target, data), settings(epochs=2), folder)
+        if kind == "on-policy":
+            train(plan("distill", target, data), settings(max_steps=14, on_policy=0.5), folder)
+        else:
+            train(plan(kind, target, data), settings(epochs=2), folder)
 
     for folder in killed_and_resumed(work, tmp_path, seed=len(kind)):
         assert_same(tmp_path / "whole", folder, "*.safetensors")

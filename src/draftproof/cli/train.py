@@ -103,11 +103,12 @@ class TrainOptions:
     ] = None
     cache_top: Annotated[int, typer.Option(rich_help_panel=_DATA, help="Tokens kept of each law there.")] = 64
 
-    def settings(self) -> Settings:
+    def settings(self, on_policy: float) -> Settings:
         from ..training.settings import Settings
 
         names = {field.name for field in fields(Settings)}
-        return Settings(**{field.name: getattr(self, field.name) for field in fields(self) if field.name in names})
+        values = {field.name: getattr(self, field.name) for field in fields(self) if field.name in names}
+        return Settings(**values, on_policy=on_policy)
 
 
 def data(
@@ -218,6 +219,9 @@ def distill(
         bool, typer.Option("--train-output/--keep-output", rich_help_panel=_NET, help="Train the output rows too.")
     ] = True,
     store: Annotated[str, typer.Option(rich_help_panel=_NET, help="Weights of the result: bf16 or int8.")] = "bf16",
+    on_policy: Annotated[
+        float, typer.Option(rich_help_panel=_RUN, help="Share of the batches whose answers the draft writes itself.")
+    ] = 0.0,
     json: JsonFile = None,
 ) -> None:
     """Teach a smaller draft model: fewer layers of the target, or of another model of its family."""
@@ -231,7 +235,7 @@ def distill(
         "train_output": train_output,
         "weights_format": store,
     }
-    _train("distill", target, options, folder, draft_vocab, recipe, json, draft)
+    _train("distill", target, options, folder, draft_vocab, recipe, json, draft, on_policy)
 
 
 def medusa(
@@ -300,11 +304,12 @@ def _train(
     recipe: Mapping[str, Any],
     json: str | None,
     draft: str | None = None,
+    on_policy: float = 0.0,
 ) -> None:
     from ..errors import OptionError
 
     document = Document(json)
-    settings = options.settings()
+    settings = options.settings(on_policy)
     if not options.data:
         raise OptionError("give --data FOLDER: texts made by draftproof train data")
     if draft_vocab < 0:

@@ -154,6 +154,11 @@ class Packing:
     def __getitem__(self, number: int) -> Batch:
         return collate([[self._samples[i] for i in row] for row in self.batches[number]], self._length)
 
+    def filled(self, number: int, samples: Sequence[Sample]) -> Batch:
+        """The batch with other samples, none longer, in the places of its own."""
+        given = iter(samples)
+        return collate([[next(given) for _ in row] for row in self.batches[number]], self._length)
+
     def members(self, number: int) -> list[int]:
         """The numbers of a batch's samples, in the order of `Batch.texts`."""
         return [i for row in self.batches[number] for i in row]

@@ -11,12 +11,16 @@ from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
+import torch
 from torch import Tensor
 
 from ..errors import OptionError
 from ..models import shrink
+from ..models.cached_lm import CachedLM
 from ..models.hf import LoadedModel, sliding_window
+from ..models.plugged import PluggedForward
 from ..models.slim import write_slim
+from .corpus import Sample
 from .recipe import Step
 from .teacher import Lesson
 
@@ -82,6 +86,32 @@ class DistillRecipe:
         )
         yield Step(output.last_hidden_state.flatten(0, 1)[batch.rows()])
 
+    def rollout(self, samples: Sequence[Sample], seed: int) -> list[Sample]:
+        """The same prompts, the answers drawn from the draft as it is now (on-policy distillation, 2306.13649).
+
+        An answer is as long as it was, or ends at an end of text. A text's first answer begins it; a text that counts
+        from its beginning keeps its first quarter.
+        """
+        starts = [_start(s) for s in samples]
+        lm = CachedLM(PluggedForward(self.net, max(len(s.ids) for s in samples) + 1), len(samples))
+        chance = torch.Generator().manual_seed(seed)
+        texts = [list(s.ids[:start]) for s, start in zip(samples, starts)]
+        rows = [lm.open(text[:-1]) for text in texts]
+        for row, text in zip(rows, texts):
+            lm.prefill(row, text[:-1])
+        going = [i for i, s in enumerate(samples) if len(texts[i]) < len(s.ids)]
+        while going:
+            logits = lm.extend([rows[i] for i in going], [texts[i][-1:] for i in going]).float()
+            drawn = torch.multinomial(logits.softmax(-1).cpu(), 1, generator=chance)[:, 0]
+            ids = drawn if self.vocab is None else self.vocab[drawn]
+            for i, token in zip(going, ids.tolist()):
+                texts[i].append(token)
+            going = [i for i in going if texts[i][-1] not in self._eos_ids and len(texts[i]) < len(samples[i].ids)]
+        return [
+            Sample(tuple(text), (False,) * start + (True,) * (len(text) - start), s.category, s.key)
+            for text, start, s in zip(texts, starts, samples)
+        ]
+
     def logits(self, hidden: Tensor, step: int) -> Tensor:
         return self.net.get_output_embeddings()(hidden)
 
@@ -96,3 +126,9 @@ class DistillRecipe:
             tokenizer=None if self._shares_embedding else self._tokenizer,
             eos_ids=self._eos_ids,
         )
+
+
+def _start(sample: Sample) -> int:
+    """Where the text's own answer begins."""
+    first = sample.answer.index(True)
+    return first if first >= 4 else max(1, len(sample.ids) // 4)

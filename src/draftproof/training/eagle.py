@@ -12,7 +12,7 @@ target's, and fc passes the highest tapped state on.
 from __future__ import annotations
 
 import math
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -24,6 +24,7 @@ from torch.utils.checkpoint import checkpoint
 from ..errors import OptionError
 from ..nets.eagle import EagleConfig, EagleNet, default_layers
 from ..nets.eagle_files import EagleCheckpoint, write_eagle
+from .corpus import Sample
 from .recipe import Step
 from .teacher import Lesson
 
@@ -156,6 +157,9 @@ class EagleRecipe:
         head = self._head if self.net.lm_head is None else self.net.lm_head
         assert head is not None
         return head(hidden)
+
+    def rollout(self, samples: Sequence[Sample], seed: int) -> None:
+        """A head writes no text by itself."""
 
     def write(self, folder: Path, about: Mapping[str, Any]) -> None:
         """The speculators layout for EAGLE-3, the original one for EAGLE-1."""

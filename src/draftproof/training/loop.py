@@ -9,6 +9,7 @@ above what it was, the run stops, and its last checkpoint is good.
 from __future__ import annotations
 
 import math
+import random
 import shutil
 import time
 from collections.abc import Callable, Iterator, Sequence
@@ -304,7 +305,13 @@ class Loop:
     def _batch(self, number: int) -> tuple[Batch, list[Sample]]:
         epoch = next(i for i, end in enumerate(self._ends) if number < end)
         packing, at = self._epochs[epoch], number - (self._ends[epoch - 1] if epoch else 0)
-        return packing[at], [self._training[i] for i in packing.members(at)]
+        samples = [self._training[i] for i in packing.members(at)]
+        seed = self.settings.seed * 104_729 + number
+        if random.Random(seed).random() < self.settings.on_policy:
+            with self._context():
+                samples = self.recipe.rollout(samples, seed) or samples
+            return packing.filled(at, samples), samples
+        return packing[at], samples
 
     def _lessons(self) -> Iterator[Lesson]:
         packing = Packing(self._held_out, self.settings.length, self.settings.rows, 0, 0)

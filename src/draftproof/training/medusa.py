@@ -6,7 +6,7 @@ often each head's r-th token is right on held-out text comes the tree the heads 
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -16,6 +16,7 @@ from torch import Tensor
 from ..errors import OptionError
 from ..nets.medusa import MedusaConfig, MedusaNet, tree_choices
 from ..nets.medusa_files import MedusaCheckpoint, write_medusa
+from .corpus import Sample
 from .recipe import Step
 from .teacher import Lesson
 
@@ -77,6 +78,9 @@ class MedusaRecipe:
     def logits(self, hidden: Tensor, step: int) -> Tensor:
         heads = self.net.lm_heads
         return heads[0 if self.net.config.shared_output else step](hidden)
+
+    def rollout(self, samples: Sequence[Sample], seed: int) -> None:
+        """A head writes no text by itself."""
 
     def write(self, folder: Path, about: Mapping[str, Any]) -> None:
         """vLLM's layout, with the tree in `medusa_choices`."""

@@ -6,13 +6,14 @@ one kind of drafter.
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Protocol
 
 from torch import Tensor, nn
 
+from .corpus import Sample
 from .teacher import Lesson
 
 
@@ -54,6 +55,10 @@ class Recipe(Protocol):
 
     def logits(self, hidden: Tensor, step: int) -> Tensor:
         """The output layer: `[n, D]`."""
+        ...
+
+    def rollout(self, samples: Sequence[Sample], seed: int) -> list[Sample] | None:
+        """The samples' prompts with answers of the network's own, none longer than before; None if it writes none."""
         ...
 
     def write(self, folder: Path, about: Mapping[str, Any]) -> None:

@@ -127,6 +127,8 @@ def train(
             part.to(forward.device)
     teacher = Teacher(forward, recipe.taps, vocab if recipe.vocab is not None else None, settings.temperature)
     source: LessonSource = teacher
+    if settings.on_policy and (plan.kind != "distill" or plan.cache is not None):
+        raise OptionError("on_policy is for distill without a cache: heads write no text, and new text is not captured")
     if plan.cache is not None:
         with shared.main_process_first():
             source = _captured(plan, teacher, [*training, *held_out], identity, corpus, settings, say)

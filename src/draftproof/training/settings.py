@@ -22,6 +22,7 @@ class Settings:
     precision: "bf16" (arithmetic in bfloat16, weights in float32) or "fp32".
     loss, eta: see `losses`; eta is of "lk".
     temperature: of the target's law.
+    on_policy: share of the batches whose answers a draft model writes itself.
     seed: of the order of the texts, of noise and of new weights.
     held_out: texts kept from training and measured on.
     depth: drafted tokens per round in that measure.
@@ -44,6 +45,7 @@ class Settings:
     loss: str = "lk"
     eta: float = 3.0
     temperature: float = 1.0
+    on_policy: float = 0.0
     seed: int = 0
     held_out: int = 48
     depth: int = 4
@@ -65,7 +67,7 @@ class Settings:
         for name in ("lr", "clip", "eta", "temperature"):
             if not 0 < getattr(self, name) < float("inf"):
                 raise OptionError(f"{name} must be a number above 0, not {getattr(self, name)!r}")
-        for name in ("warmup", "floor"):
+        for name in ("warmup", "floor", "on_policy"):
             if not 0 <= getattr(self, name) <= 1:
                 raise OptionError(f"{name} must be a share from 0 to 1, not {getattr(self, name)!r}")
         if self.weight_decay < 0:
