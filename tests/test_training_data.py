@@ -155,10 +155,13 @@ def test_a_folder_goes_on_with_the_same_settings_only_and_grows_with_larger_coun
     assert after[:2] == first and len(after) == 4  # whole units
     with pytest.raises(TrainingError, match=r"was made with self seed = 0, now 7: give the same settings to add to it"):
         written(16, seed=7)
+    other = identify(str(tiny_target(tmp_path / "other", seed=9)), load_model(target).tokenizer)
+    with pytest.raises(TrainingError, match="is of another model than"):
+        CorpusFolder(tmp_path / "data", {"identity": other.to_dict(), "settings": {}})
     (tmp_path / "full").mkdir()
     (tmp_path / "full" / "file").write_text("")
     with pytest.raises(TrainingError, match=r"holds no manifest\.json: choose a new folder"):
-        CorpusFolder(tmp_path / "full", {"identity": {}, "settings": {}})
+        CorpusFolder(tmp_path / "full", {"identity": other.to_dict(), "settings": {}})
 
 
 def test_no_text_comes_twice_and_none_shares_words_with_what_is_excluded(tmp_path, target):

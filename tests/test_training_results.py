@@ -179,7 +179,7 @@ def test_a_curve_needs_no_more_than_the_log(tmp_path):
 
 def test_the_command_line_trains_and_says_how_to_use_it(tmp_path, target, data, capsys):
     call = ["train", "eagle", str(tmp_path / "out"), "-t", str(target), "--data", str(data), "--dtype", "float32"]
-    call += ["--length", "48", "--rows", "2", "--held-out", "6", "--draft-vocab", "64", "--precision", "fp32"]
+    call += ["--length", "48", "--rows", "2", "--held-out", "6", "--draft-vocab", "64", "--clean"]
     call += [
         "--fuse",
         "0,2,3",
@@ -197,5 +197,6 @@ def test_the_command_line_trains_and_says_how_to_use_it(tmp_path, target, data, 
     assert "supervised; 6 held out" in out.err and "draft tokens" in out.err and "tokens/s" in out.err
     manifest = json.loads((tmp_path / "doc.json").read_text())["manifest"]
     assert manifest["begun_with"]["options"]["post_norm"] is True and manifest["steps"] == 4
-    assert main([*call, "--lr", "0.5"]) == 2
-    assert "holds a run with lr = 0.001, now 0.5" in capsys.readouterr().err
+    assert not list((tmp_path / "out").glob("best-*")) and not (tmp_path / "out" / "checkpoints").exists()
+    assert main(call) == 2 and "holds a finished drafter" in capsys.readouterr().err
+    assert texts(target, f"eagle:{tmp_path / 'out'}")[0] == texts(target, "none")[0]

@@ -130,7 +130,7 @@ def _train(
         raise OptionError("give --data FOLDER: texts made by draftproof train data")
     if draft_vocab < 0:
         raise OptionError(f"--draft-vocab must be a number of tokens, or 0 for all, not {draft_vocab}")
-    from ..training.run import Plan, train
+    from ..training.run import Plan, clean, train
     from . import show
     from .training_view import TrainingView
 
@@ -151,6 +151,8 @@ def _train(
     )
     with TrainingView(console, kind) as view:
         result = train(plan, settings, Path(folder).expanduser(), view.update, view.say)
+    if options.clean:
+        clean(result.folder)
     measured = result.manifest["measured"]
     show.out().print(
         f"{folder}: acceptance length {measured['greedy']['acceptance_length']:.2f} at temperature 0, "

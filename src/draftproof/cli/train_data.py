@@ -94,7 +94,6 @@ def data(
     identity = identify(target.target, codec.tokenizer, codec.template_flags)
     manifest = {"identity": identity.to_dict(), "settings": {source.name: source.settings for source in sources}}
     made = CorpusFolder(Path(folder).expanduser(), manifest)
-    identity.check(made.manifest["identity"], folder)
     with screen.Status(f"making {folder}") as status:
         counts = make(made, sources, excluded, lambda p: _making(screen.err(), status, p))
     _counted(screen.out(), counts)

@@ -97,6 +97,10 @@ class TrainOptions:
     ] = None
     cache_top: Annotated[int, typer.Option(rich_help_panel=DATA, help="Tokens kept of each law there.")] = 64
 
+    clean: Annotated[
+        bool, typer.Option("--clean", rich_help_panel=RUN, help="Remove the checkpoints when it is done.")
+    ] = False
+
     def settings(self, on_policy: float) -> Settings:
         from ..training.settings import Settings
 

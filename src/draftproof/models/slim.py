@@ -64,10 +64,9 @@ def write_slim(
     if folder.exists():
         raise ModelError(f"{folder} is there already; remove it, or choose another name")
     table = model.get_input_embeddings().weight
-    names = {id(table): "the embeddings"}
     tensors: dict[str, Tensor] = {}
     for name, parameter in model.named_parameters():
-        if id(parameter) in names:
+        if parameter is table:
             if embedding:
                 tensors[name] = parameter.detach().to(torch.bfloat16)
         elif weights == "int8" and parameter.dim() == 2:

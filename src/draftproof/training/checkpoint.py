@@ -26,6 +26,11 @@ class Checkpoints:
     def __init__(self, folder: Path):
         self.folder = folder
 
+    @property
+    def newest(self) -> int:
+        """The step of the newest file; 0 where there is none."""
+        return max((int(match[1]) for path in self._found() if (match := _NAME.fullmatch(path.name))), default=0)
+
     def save(self, step: int, net: nn.Module, optimizer: torch.optim.Optimizer, state: dict[str, Any]) -> None:
         """Raises: TrainingError: the disk is full or cannot be written; the files before are untouched."""
         tensors: dict[str, Tensor] = {}

@@ -18,6 +18,7 @@ import torch
 
 from ..errors import TrainingError
 from .files import digest, read_json, read_tensors, remove_partials, write_json, write_tensors
+from .identity import Identity
 
 MANIFEST = "manifest.json"
 
@@ -62,6 +63,7 @@ class CorpusFolder:
         path = folder / MANIFEST
         if path.exists():
             before = read_json(path)
+            Identity(**manifest["identity"]).check(before.get("identity", {}), f"the data in {folder}")
             _check_settings(before.get("settings", {}), manifest["settings"], folder)
             manifest = {**manifest, "settings": {**before.get("settings", {}), **manifest["settings"]}}
         elif folder.exists() and any(folder.iterdir()):

@@ -72,7 +72,7 @@ class _Talk:
             if not talk.waiting:
                 continue
             ids = self.codec.encode_chat(talk.next_messages())
-            room = self._answering.max_length - len(ids)
+            room = min(self._answering.max_length, getattr(self._engine.target, "max_length", 1 << 30)) - len(ids)
             if room < 8:
                 talk.waiting.clear()
                 continue

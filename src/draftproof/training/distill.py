@@ -74,6 +74,9 @@ class DistillRecipe:
         if low_memory:
             self.net.gradient_checkpointing_enable({"use_reentrant": False})
             self.net.train()
+            for module in self.net.modules():
+                if isinstance(module, torch.nn.Dropout):
+                    module.p = 0.0
 
     def steps(self, lesson: Lesson, num_steps: int, seed: int | None = None) -> Iterator[Step]:
         """See `Recipe`; one step says the law at every position."""

@@ -14,8 +14,10 @@ from typing import Any
 from ..errors import ModelError, TrainingError
 from ..models import sources
 from ..models.folder import SAFE_WEIGHTS
-from ..models.store import file_sha256
+from ..models.store import file_sha256, sha256
 from .files import digest
+
+_LARGE = 64 << 20  # bytes; the hashes of larger files are remembered
 
 
 @dataclass(frozen=True)
@@ -37,14 +39,17 @@ class Identity:
     def to_dict(self) -> dict[str, str]:
         return asdict(self)
 
-    def check(self, other: Mapping[str, Any], what: str, *, weights: bool = True) -> None:
+    def check(self, other: Mapping[str, Any], what: str, *, anyones: bool = False) -> None:
         """Refuse what was made with another target.
+
+        Args:
+            anyones: it holds public text only, which any target with this tokenizer may read.
 
         Raises:
             TrainingError: names the first part that differs.
         """
-        for part in ("weights", "tokenizer", "template"):
-            if (part != "weights" or weights) and other.get(part) != getattr(self, part):
+        for part in ("tokenizer",) if anyones else ("weights", "tokenizer", "template"):
+            if other.get(part) != getattr(self, part):
                 names = {"weights": "of another model", "tokenizer": "split by another tokenizer"}
                 said = names.get(part, "laid out by another chat template, or with other template flags")
                 raise TrainingError(
@@ -74,7 +79,8 @@ def _weights(target: str) -> str:
     folder = where if isinstance(where, Path) else _hub_folder(where)
     files = [folder / "config.json"]
     files += sorted(p for name in ("*.safetensors", *SAFE_WEIGHTS, "pytorch_model*.bin") for p in folder.glob(name))
-    return digest({path.name: file_sha256(path) for path in dict.fromkeys(files) if path.exists()})
+    found = [path for path in dict.fromkeys(files) if path.exists()]
+    return digest({path.name: (file_sha256 if path.stat().st_size > _LARGE else sha256)(path) for path in found})
 
 
 def _hub_folder(name: str) -> Path:

@@ -108,6 +108,11 @@ class Loop:
         most = -(-self._ends[-1] // settings.accumulate)
         self.num_steps = min(most, settings.max_steps or most)
 
+    @property
+    def begun(self) -> int:
+        """The step that `run` goes on from."""
+        return self._checkpoints.newest
+
     def run(self) -> Finished:
         """Train from the last checkpoint, or from the start, to the end.
 
@@ -254,11 +259,12 @@ class Loop:
     def _judge(self, state: dict[str, Any], log: Log, spent: dict[str, float], began: float | None = None) -> None:
         """Measure on held-out text; keep the drafter if it is the best so far."""
         recipe, settings = self.recipe, self.settings
+        mode = recipe.net.training
         recipe.net.eval()
         measured = measure(
             recipe, self._lessons(), settings.depth, self._loss, temperature=settings.temperature, context=self._context
         )
-        recipe.net.train()
+        recipe.net.train(mode)
         found, best = measured.to_dict(), state["best"]
         log.add({"step": state["step"], "tokens": state["tokens"], "supervised": state["supervised"]}, measured)
         if best is None or measured.greedy.length > best["measured"]["greedy"]["acceptance_length"]:

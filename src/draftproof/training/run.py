@@ -99,7 +99,8 @@ def train(
     corpus = Corpus.read(plan.data)
     loaded = load_model(plan.target, **plan.load)
     identity = identify(plan.target, loaded.tokenizer, plan.template_flags)
-    identity.check(corpus.identity, f"the data in {', '.join(map(str, plan.data))}", weights=_conversations(corpus))
+    what = f"the data in {', '.join(map(str, plan.data))}"
+    identity.check(corpus.identity, what, anyones=not _conversations(corpus))
     training, held_out = corpus.split(settings.held_out, settings.length)
     vocab_size = loaded.vocab_size
     vocab = frequent(corpus.frequencies(), plan.draft_vocab, vocab_size, loaded.eos_token_ids)
@@ -141,6 +142,8 @@ def train(
     )
     about = {"target": plan.target, "kind": plan.kind}
     loop = Loop(recipe, source, training, held_out, settings, folder, about, report)
+    if loop.begun:
+        say(f"going on from step {loop.begun} of {loop.num_steps}")
     finished = loop.run()
     shared.wait_for_everyone()
     return _finish(plan, settings, folder, finished, identity, begun, num_trained, shared.is_main_process)
