@@ -30,8 +30,7 @@ from .teacher import Lesson
 
 _LAYER_KEYS = (
     "hidden_size", "intermediate_size", "num_attention_heads", "num_key_value_heads", "head_dim", "vocab_size",
-    "rms_norm_eps", "max_position_embeddings", "rope_theta", "rope_scaling", "rope_parameters", "attention_bias",
-    "mlp_bias",
+    "rms_norm_eps", "max_position_embeddings", "attention_bias", "mlp_bias",
 )  # fmt: skip
 
 
@@ -93,7 +92,7 @@ class EagleRecipe:
         kept = {key: getattr(config, key, None) for key in _LAYER_KEYS}
         kind = config.model_type if config.model_type in ("qwen2", "qwen3") else "llama"
         layer = {key: value for key, value in kept.items() if value is not None}
-        layer |= {"model_type": kind, "num_hidden_layers": 1, "hidden_act": "silu"}
+        layer |= {"model_type": kind, "num_hidden_layers": 1, "hidden_act": "silu", **_rope(config)}
         self._config = EagleConfig(
             version=version,
             layer=layer,
@@ -215,6 +214,14 @@ class ChainAttention:
             share = weights[..., length + number].permute(0, 3, 1, 2)[..., None]
             mixed = mixed + share * value[:, :, :, None]
         return mixed.flatten(-3, -2)
+
+
+def _rope(config: Any) -> dict[str, Any]:
+    """The target's rotation under the keys that every reader of checkpoints knows."""
+    stated = dict(getattr(config, "rope_parameters", None) or {})
+    theta = stated.pop("rope_theta", 10000.0)
+    scaling = {} if stated.get("rope_type", "default") == "default" else {"rope_scaling": stated}
+    return {"rope_theta": float(theta), **scaling}
 
 
 def _check_target(config: Any, body: Any) -> None:
