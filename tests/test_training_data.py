@@ -62,11 +62,11 @@ def test_what_is_learned_from_is_what_a_server_would_send(target, engine):
     assert sum(sample.num_answer for sample in by["a"]) == 20  # both turns, each once
 
 
-def test_a_turn_that_begins_with_all_before_it_is_one_text_with_it(target):
+def test_a_turn_that_begins_with_all_before_it_is_one_text_with_it():
     class Echo:
         """Says the same printable word always, so that its words are laid out again as they were."""
 
-        codec = Codec(load_model(target).tokenizer, "echo")
+        codec = Codec(byte_tokenizer(), "echo")
 
         def generate(self, prompts, params):
             said = [*self.codec.encode("yes"), 256]

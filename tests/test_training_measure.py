@@ -6,12 +6,11 @@ import pytest
 import torch
 
 import draftproof as dp
-from draftproof.training.corpus import Sample
 from draftproof.training.distill import DistillRecipe
 from draftproof.training.evaluate import Acceptance, measure
 from draftproof.training.losses import tv
 from draftproof.training.medusa import MedusaRecipe
-from training_runs import batch_of, loaded, rounded, samples, teacher_of, tiny_target
+from training_runs import answers, batch_of, loaded, rounded, samples, teacher_of, tiny_target
 
 DEPTH = 3
 
@@ -28,18 +27,6 @@ def shaken(recipe, scale):
             parameter.add_(scale * torch.randn(parameter.shape, generator=chance))
     rounded(recipe.net)
     return recipe
-
-
-def answers(target, temperature, num=24, size=24) -> list[Sample]:
-    engine = dp.load(str(target), dtype="float32", weights="dense", bitwise=False)
-    prompts = [list(s.ids[:6]) for s in samples(num)]
-    params = [
-        dp.SamplingParams(temperature=temperature, max_new_tokens=size, ignore_eos=True, seed=i) for i in range(num)
-    ]
-    results = engine.generate(prompts, params)
-    return [
-        Sample((*p, *r.token_ids), (False,) * len(p) + (True,) * len(r.token_ids)) for p, r in zip(prompts, results)
-    ]
 
 
 def test_on_greedy_text_it_is_what_chains_of_every_start_are_accepted(target):

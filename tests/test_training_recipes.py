@@ -30,7 +30,8 @@ def made(folder, recipe):
     rounded(recipe.net)
     recipe.write(folder, {"target": "tiny"})
     config = json.loads((folder / "config.json").read_text())
-    return {**config.get("transformer_layer_config", {}), **config}, load_file(folder / "model.safetensors")
+    tensors = {name: t.float() for name, t in load_file(folder / "model.safetensors").items()}
+    return {**config.get("transformer_layer_config", {}), **config}, tensors
 
 
 def shaken(net, seed=1):

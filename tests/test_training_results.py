@@ -18,7 +18,7 @@ from draftproof.training.distill import DistillRecipe
 from draftproof.training.eagle import EagleRecipe
 from draftproof.training.log import plot
 from draftproof.training.run import train
-from training_runs import FUSED, loaded, plan, rounded, samples, settings, tiny_target, write_corpus
+from training_runs import FUSED, answers, loaded, plan, rounded, samples, settings, tiny_target, write_corpus
 
 GREEDY = dp.SamplingParams(temperature=0, max_new_tokens=24, ignore_eos=True)
 
@@ -30,7 +30,7 @@ def target(tmp_path_factory):
 
 @pytest.fixture(scope="module")
 def data(tmp_path_factory, target):
-    return write_corpus(tmp_path_factory.mktemp("results") / "data", target, samples(60))
+    return write_corpus(tmp_path_factory.mktemp("results") / "data", target, answers(target, 0.0, 60, 30))
 
 
 def texts(target, drafter, **options):
@@ -125,7 +125,7 @@ def test_a_slim_draft_of_another_target_is_refused(tmp_path, target):
         texts(target, f"model:{tmp_path / 'draft'}", draft_vocab=10)
     config = json.loads((tmp_path / "draft" / "config.json").read_text())
     (tmp_path / "draft" / "config.json").write_text(json.dumps({**config, "intermediate_size": 64}))
-    with pytest.raises(ModelError, match=r"tensor .*mlp.* must have shape \[64, 64\], found \[128, 64\]"):
+    with pytest.raises(ModelError, match=r"tensor .*mlp.* must have shape \[64, 64\], found \[64, 128\]"):
         texts(target, f"model:{tmp_path / 'draft'}")
 
 

@@ -8,6 +8,7 @@ from typing import Any
 
 import torch
 
+import draftproof as dp
 from draftproof.models.forwards import make_forward
 from draftproof.models.hf import LoadedModel, load_model
 from draftproof.training.batch import Batch, collate, pack
@@ -44,6 +45,19 @@ def samples(num: int = 40, seed: int = 0, longest: int = 40) -> list[Sample]:
         mask = tuple(i >= prompt for i in range(size))
         made.append(Sample(ids, mask, f"kind {size % 2}", str(len(made))))
     return made
+
+
+def answers(target, temperature, num=24, size=24) -> list[Sample]:
+    """What the target says to beginnings of these texts."""
+    engine = dp.load(str(target), dtype="float32", weights="dense", bitwise=False)
+    prompts = [list(s.ids[:6]) for s in samples(num)]
+    params = [
+        dp.SamplingParams(temperature=temperature, max_new_tokens=size, ignore_eos=True, seed=i) for i in range(num)
+    ]
+    results = engine.generate(prompts, params)
+    return [
+        Sample((*p, *r.token_ids), (False,) * len(p) + (True,) * len(r.token_ids)) for p, r in zip(prompts, results)
+    ]
 
 
 def write_corpus(folder: Path, target: Path, given: list[Sample] | None = None) -> Path:

@@ -99,12 +99,11 @@ class DistillRecipe:
         lm = CachedLM(PluggedForward(self.net, max(len(s.ids) for s in samples) + 1), len(samples))
         chance = torch.Generator().manual_seed(seed)
         texts = [list(s.ids[:start]) for s, start in zip(samples, starts)]
-        rows = [lm.open(text[:-1]) for text in texts]
-        for row, text in zip(rows, texts):
-            lm.prefill(row, text[:-1])
+        rows = [lm.open(()) for _ in texts]
         going = [i for i, s in enumerate(samples) if len(texts[i]) < len(s.ids)]
         while going:
-            logits = lm.extend([rows[i] for i in going], [texts[i][-1:] for i in going]).float()
+            unread = [texts[i][len(lm.held(rows[i])) :] for i in going]
+            logits = lm.extend([rows[i] for i in going], unread).float()
             drawn = torch.multinomial(logits.softmax(-1).cpu(), 1, generator=chance)[:, 0]
             ids = drawn if self.vocab is None else self.vocab[drawn]
             for i, token in zip(going, ids.tolist()):

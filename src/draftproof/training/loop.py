@@ -267,9 +267,9 @@ class Loop:
         recipe.net.train(mode)
         found, best = measured.to_dict(), state["best"]
         log.add({"step": state["step"], "tokens": state["tokens"], "supervised": state["supervised"]}, measured)
-        if best is None or measured.greedy.length > best["measured"]["greedy"]["acceptance_length"]:
+        if best is None or measured.greedy.length > best["length"]:
             name = f"best-{state['step']:08d}"
-            state["best"] = {"folder": name, "step": state["step"], "measured": found}
+            state["best"] = {"folder": name, "step": state["step"], "length": measured.greedy.length, "measured": found}
             state["worse"] = 0
             if self._devices.is_main_process:
                 _remove(self.folder / name)
