@@ -13,12 +13,13 @@ from draftproof import sampling
 from draftproof.drafters import catalog
 from draftproof.drafters import eagle as eagle_drafter
 from draftproof.drafters.context import DraftContext
-from draftproof.drafters.medusa import MedusaDrafter, tree_choices
+from draftproof.drafters.medusa import MedusaDrafter
 from draftproof.engine import Engine
 from draftproof.errors import DraftproofError, ModelError
 from draftproof.models.cached_lm import CachedLM
 from draftproof.models.lean import LeanForward
 from draftproof.models.plugged import PluggedForward
+from draftproof.nets.medusa import tree_choices
 from draftproof.sampling import SeededSource
 from draftproof.types import DraftRequest, SamplingParams, Verification
 from engines import ModelTarget, engine, reference

@@ -6,6 +6,7 @@
     ├── ModelError        a model that cannot be loaded or cannot be run exactly
     │   └── VocabularyError   target and drafter do not share a vocabulary
     ├── DrafterError      a drafter broke its contract (too many tokens, a law that is none, ...)
+    ├── TrainingError     a training run that cannot go on, or data that does not belong to it
     └── FetchError        a model that could not be fetched, checked or stored
 
 The command line prints the message alone and exits with status 2.
@@ -34,6 +35,10 @@ class VocabularyError(ModelError):
 
 class DrafterError(DraftproofError):
     """A drafter answered with something that is no draft for the request."""
+
+
+class TrainingError(DraftproofError):
+    """A training run that cannot start, go on or be continued, or data of another target."""
 
 
 class FetchError(DraftproofError):

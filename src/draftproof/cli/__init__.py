@@ -1,4 +1,4 @@
-"""The command line: `draftproof generate | chat | bench | advise | observe | convert | demo`.
+"""The command line: `draftproof generate | chat | bench | advise | observe | train | convert | demo`.
 
 The only place that parses arguments and prints. Importing it loads neither torch nor transformers, so `--help` is
 instant; a sub-command imports what it needs when it runs. Exit status: 0, 1 for a failed check, 2 for bad input
@@ -7,6 +7,7 @@ instant; a sub-command imports what it needs when it runs. Exit status: 0, 1 for
 
 from __future__ import annotations
 
+import itertools
 import os
 import sys
 from collections.abc import Callable, Sequence
@@ -16,7 +17,7 @@ from typing import Annotated
 import typer
 
 from ..errors import DraftproofError
-from . import advise, bench, chat, convert, demo, generate, observe
+from . import advise, bench, chat, convert, demo, generate, observe, train
 from .options import flat
 
 app = typer.Typer(
@@ -37,6 +38,11 @@ COMMANDS: dict[str, Callable[..., None]] = {
 }
 for _name, _command in COMMANDS.items():
     app.command(_name)(flat(_command))
+
+_train = typer.Typer(help="Train a drafter for your own target.", no_args_is_help=True)
+for _name, _command in train.COMMANDS.items():
+    _train.command(_name)(flat(_command))
+app.add_typer(_train, name="train")
 
 # Typer carries its own copy of Click since 0.27 and used Click's before; this is the base of either's input errors.
 _BadUsage: type[Exception] = next(c for c in typer.BadParameter.__mro__ if c.__name__ == "ClickException")
@@ -64,7 +70,8 @@ def main(arguments: Sequence[str] | None = None) -> int:
     except DraftproofError as error:
         return _complain(str(error))
     except _BadUsage as error:
-        command = " ".join(["draftproof", *(a for a in arguments[:1] if a in COMMANDS)])
+        known = {**COMMANDS, "train": _train, **train.COMMANDS}
+        command = " ".join(["draftproof", *itertools.takewhile(known.__contains__, arguments[:2])])
         return _complain(f"{error.format_message().rstrip('.')}. See `{command} --help`.")  # type: ignore[attr-defined]
     except (KeyboardInterrupt, typer.Abort):
         status = 130

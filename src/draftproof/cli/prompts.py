@@ -50,19 +50,31 @@ def collect(arguments: Sequence[str], file: str | None) -> list[Prompt]:
 
 def read_file(path: str) -> list[Prompt]:
     """The prompts of a file of JSON lines; blank lines are skipped."""
-    return [prompt for _, prompt in _read(path)]
+    return [prompt for _, prompt, _ in _read(path)]
 
 
 def read_tasks(path: str) -> dict[str, list[Prompt]]:
     """The same by category, in order of appearance; lines without one are the task `prompts`."""
     tasks: dict[str, list[Prompt]] = {}
-    for category, prompt in _read(path):
+    for category, prompt, _ in _read(path):
         tasks.setdefault(category or "prompts", []).append(prompt)
     return tasks
 
 
-def _read(path: str) -> list[tuple[str | None, Prompt]]:
-    """Category and prompt of every line."""
+def read_conversations(path: str) -> list[tuple[str | None, list[Message]]]:
+    """Category and messages of every line; all of its turns are the user's."""
+    found = []
+    for category, prompt, entry in _read(path):
+        turns = entry.get("turns")
+        if isinstance(turns, list) and not isinstance(prompt, list):
+            found.append((category, [{"role": "user", "content": str(turn)} for turn in turns]))
+        else:
+            found.append((category, as_chat(prompt)))
+    return found
+
+
+def _read(path: str) -> list[tuple[str | None, Prompt, dict[str, Any]]]:
+    """Category, prompt and content of every line."""
     try:
         if path == "-":
             text = sys.stdin.read()
@@ -92,7 +104,7 @@ def _content(path: str) -> bytes:
     return gzip.decompress(content) if content.startswith(b"\x1f\x8b") else content
 
 
-def _read_line(line: str, where: str) -> tuple[str | None, Prompt]:
+def _read_line(line: str, where: str) -> tuple[str | None, Prompt, dict[str, Any]]:
     try:
         entry: Any = json.loads(line)
     except ValueError as error:
@@ -107,13 +119,13 @@ def _read_line(line: str, where: str) -> tuple[str | None, Prompt]:
         prompt = turns[0]
     if isinstance(messages, list) and messages:
         if all(isinstance(m, dict) and isinstance(m.get("role"), str) and "content" in m for m in messages):
-            return category, messages
+            return category, messages, entry
         raise OptionError(f"{where}: every entry of messages needs a role and a content")
     if not isinstance(prompt, str):
         raise OptionError(f"{where}: expected text under prompt, turns or messages; found the keys {sorted(entry)}")
     if not prompt.strip():
         raise PromptError(f"{where}: the prompt is empty; give some text")
-    return category, prompt
+    return category, prompt, entry
 
 
 def as_chat(prompt: Prompt) -> list[Message]:

@@ -220,7 +220,7 @@ def build(argument: str, context: DraftContext) -> ModelDrafter:
     import warnings
 
     from ..errors import OptionError
-    from ..models import shrink
+    from ..models import shrink, slim
     from ..models.bridge import find_bridge
     from ..models.forwards import make_forward
     from ..models.hf import load_model
@@ -231,9 +231,16 @@ def build(argument: str, context: DraftContext) -> ModelDrafter:
     options, weights = dict(context.model_options), context.draft_weights
     if weights in ("auto", "int8", "int4"):
         options["dtype"] = None  # such products need no wider activations than the checkpoint's own
-    loaded = load_model(argument, **options)
+    kept = None
+    if slim.is_slim(argument):
+        embedding = None if context.target is None else context.target.forward.embedding
+        loaded, kept = slim.load_slim(argument, embedding, context.tokenizer, context.target_name)
+        if context.draft_vocab is not None or context.draft_layers is not None:
+            raise OptionError(f"{argument} has its own vocabulary and layers: leave draft_vocab and draft_layers out")
+    else:
+        loaded = load_model(argument, **options)
     weights = choose(weights, loaded.model.dtype, loaded.model.device, ("int4", "int8"))
-    num_outputs = loaded.vocab_size
+    num_outputs = loaded.vocab_size if kept is None else loaded.model.get_input_embeddings().num_embeddings
     common, bridge, by_string = find_bridge(
         context.tokenizer,
         loaded.tokenizer,
@@ -246,9 +253,8 @@ def build(argument: str, context: DraftContext) -> ModelDrafter:
     tree = growth.TreeOption.parse(context.draft_tree)
     if by_string and tree is not None:
         raise OptionError(f"{argument} drafts by matching strings, which makes chains: leave draft_tree out")
-    if bridge is not None and context.draft_vocab is not None:
+    if bridge is not None and (context.draft_vocab is not None or kept is not None):
         raise OptionError(f"draft_vocab needs a drafter with the target's own vocabulary, which {argument} has not")
-    kept = None
     if context.draft_layers is not None:
         shrink.keep_layers(loaded.model, context.draft_layers, argument)
     if bridge is not None and not by_string:

@@ -7,7 +7,6 @@ masses, exact at every temperature (algorithm: the paper's sparse tree from meas
 
 from __future__ import annotations
 
-import heapq
 from collections.abc import Sequence
 
 import torch
@@ -15,13 +14,10 @@ from torch import Tensor
 
 from .. import sampling
 from ..errors import ModelError, OptionError, VocabularyError
-from ..nets.medusa import MedusaNet
+from ..nets.medusa import Choice, MedusaNet
 from ..types import EMPTY_DRAFT, Draft, DraftRequest, Probs
 from .context import DraftContext
 from .law import law
-
-Choice = tuple[int, ...]
-"""A node by the ranks of the tokens on its path: (0, 2) is head 1's third most likely token after head 0's first."""
 
 
 class MedusaDrafter:
@@ -90,27 +86,6 @@ class MedusaDrafter:
             ranked = [self._target_ids[ids] for ids in ranked]
         ids = [head.tolist() for head in ranked]
         return Draft(tuple(ids[len(c) - 1][c[-1]] for c in choices), self._parents[: len(choices)])
-
-
-def tree_choices(accuracies: Sequence[Sequence[float]], num_nodes: int) -> list[Choice]:
-    """The `num_nodes` paths most likely to be right, each after its parent.
-
-    Args:
-        accuracies: by head, how often its token of rank 0, 1, ... is the target's; descending. A path's chance is taken
-            for the product of its nodes' (2401.10774, section 2.3.3).
-    """
-    found: list[Choice] = []
-    waiting: list[tuple[float, Choice]] = [(-accuracies[0][0], (0,))] if num_nodes > 0 else []
-    while waiting and len(found) < num_nodes:
-        weight, choice = heapq.heappop(waiting)
-        found.append(choice)
-        depth, rank = len(choice) - 1, choice[-1]
-        if rank + 1 < len(accuracies[depth]) and accuracies[depth][rank]:
-            sibling = weight / accuracies[depth][rank] * accuracies[depth][rank + 1]
-            heapq.heappush(waiting, (sibling, (*choice[:-1], rank + 1)))
-        if depth + 1 < len(accuracies):
-            heapq.heappush(waiting, (weight * accuracies[depth + 1][0], (*choice, 0)))
-    return found
 
 
 def _parents(choices: Sequence[Choice], num_heads: int) -> tuple[int, ...]:

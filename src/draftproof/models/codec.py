@@ -9,11 +9,17 @@ from ..errors import PromptError
 
 
 class Codec:
-    """Wraps a Hugging Face tokenizer; `name` is the model's, for messages."""
+    """Wraps a Hugging Face tokenizer.
 
-    def __init__(self, tokenizer: Any, name: str):
+    Args:
+        name: the model's, for messages.
+        template_flags: variables of the chat template besides the messages, such as whether to think aloud.
+    """
+
+    def __init__(self, tokenizer: Any, name: str, template_flags: Mapping[str, Any] | None = None):
         self.tokenizer = tokenizer
         self.name = name
+        self.template_flags = dict(template_flags or {})
 
     @property
     def has_chat_template(self) -> bool:
@@ -29,6 +35,14 @@ class Codec:
         Raises:
             PromptError: no template, or messages it refuses.
         """
+        return list(self.tokenizer(self.lay_out(messages), add_special_tokens=False)["input_ids"])
+
+    def lay_out(self, messages: Sequence[Mapping[str, str]]) -> str:
+        """The text whose ids `encode_chat` gives.
+
+        Raises:
+            PromptError: as `encode_chat`.
+        """
         if not self.has_chat_template:
             raise PromptError(f"{self.name} has no chat template: give the prompt as plain text")
         for message in messages:
@@ -37,11 +51,12 @@ class Codec:
         if not messages:
             raise PromptError("the conversation is empty: give at least one message")
         try:
-            text = self.tokenizer.apply_chat_template(list(messages), add_generation_prompt=True, tokenize=False)
+            return self.tokenizer.apply_chat_template(
+                list(messages), add_generation_prompt=True, tokenize=False, **self.template_flags
+            )
         except Exception as error:  # templates are programs and raise what they like
             reason = str(error).strip().splitlines() or [type(error).__name__]
             raise PromptError(f"the chat template of {self.name} refuses these messages: {reason[0]}") from error
-        return list(self.tokenizer(text, add_special_tokens=False)["input_ids"])
 
     def decode(self, ids: Sequence[int]) -> str:
         """Text without special tokens; an unfinished character shows as U+FFFD."""

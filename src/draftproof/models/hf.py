@@ -97,6 +97,23 @@ def load_model(
     )
 
 
+def load_tokenizer(name: str, *, trust_remote_code: bool = False) -> Any:
+    """The tokenizer alone of whatever `load_model` loads.
+
+    Raises:
+        ModelError: there is none, or it cannot be loaded. FetchError: could not be fetched.
+    """
+    where = sources.resolve(name)
+    access = {"trust_remote_code": trust_remote_code}
+    if isinstance(where, Path) or not sources.hub_reachable():
+        access["local_files_only"] = True
+    with quiet():
+        tokenizer = _load_tokenizer(where, name, access)
+    if tokenizer is None:
+        raise ModelError(f"{name} has no tokenizer, so it cannot read text: give a model folder with one")
+    return tokenizer
+
+
 def check_rewindable(model: Any, name: str = "") -> None:
     """Refuse a model whose state cannot be set back to a shorter text, naming the kind of layer that cannot.
 

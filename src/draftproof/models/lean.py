@@ -104,8 +104,8 @@ class LeanForward:
         eps = config.rms_norm_eps
         body = model.model
         embedding = body.embed_tokens.weight
-        self._embedding: Tensor = embedding.detach() if self.weights == "dense" else _own(embedding)
-        self.vocab_size = self._embedding.shape[0]
+        self.embedding: Tensor = embedding.detach() if self.weights == "dense" else _own(embedding)
+        self.vocab_size = self.embedding.shape[0]
         self._layers = [_take_layer(layer, make, fine, eps) for layer in body.layers]
         self._norm, self._eps = _own(body.norm.weight), eps
         self._head: Linear = _take([model.lm_head], fine)
@@ -165,7 +165,7 @@ class LeanForward:
         ids = [token for block in blocks for token in block.queries]
         ids += [0] * (self._min_rows - num_tokens)
         plan = self.attention.plan(blocks)
-        x = self._embedding[torch.tensor(ids, device=self.device)]
+        x = self.embedding[torch.tensor(ids, device=self.device)]
         tapped = []
         for number, layer in enumerate(self._layers):
             if number in self.taps:
@@ -192,7 +192,7 @@ class LeanForward:
     @torch.inference_mode()
     def embed(self, ids: Tensor) -> Tensor:
         """See `passes.Forward`."""
-        return self._embedding[ids]
+        return self.embedding[ids]
 
     @torch.inference_mode()
     def project(self, states: Tensor) -> Tensor:

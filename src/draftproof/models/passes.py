@@ -61,6 +61,11 @@ class Forward(Protocol):
     @property
     def chunk(self) -> int: ...
 
+    @property
+    def embedding(self) -> Tensor:
+        """All input embeddings `[V, H]`."""
+        ...
+
     def __call__(self, blocks: Sequence[Block], want: Want) -> PassOutput:
         """Write the blocks' keys and values at their slots, and give the logits that are wanted."""
         ...

@@ -74,6 +74,11 @@ class PluggedForward:
             features = torch.cat([states[row, :size] for row, size in enumerate(sizes)])
         return PassOutput(logits, features)
 
+    @property
+    def embedding(self) -> Tensor:
+        """See `passes.Forward`."""
+        return self.model.get_input_embeddings().weight
+
     @torch.inference_mode()
     def embed(self, ids: Tensor) -> Tensor:
         """See `passes.Forward`."""

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 from typing import Any
 
 import torch
@@ -12,8 +12,11 @@ from torch import nn
 from ..errors import OptionError
 
 
-def keep_layers(model: Any, num: int, name: str = "the drafter") -> None:
+def keep_layers(model: Any, num: int | Sequence[int], name: str = "the drafter") -> None:
     """Drop all but `num` decoder layers, in place: a run of layers from the middle on goes, the first and last stay.
+
+    Args:
+        num: how many, or exactly which, ascending.
 
     Raises:
         OptionError: not between 1 and the model's own number, or layers that cannot be found.
@@ -22,20 +25,30 @@ def keep_layers(model: Any, num: int, name: str = "the drafter") -> None:
     layers = getattr(body, "layers", None)
     if not isinstance(layers, nn.ModuleList):
         raise OptionError(f"draft_layers cannot be used with {type(model).__name__}: it has no list of layers")
-    if not isinstance(num, int) or isinstance(num, bool) or not 1 <= num <= len(layers):
-        raise OptionError(f"draft_layers must be a whole number from 1 to {name}'s {len(layers)}, not {num!r}")
-    dropped = len(layers) - num
-    first = min(len(layers) // 2, num)
-    kept = [layer for i, layer in enumerate(layers) if not first <= i < first + dropped]
+    chosen = _kept(num, len(layers), name)
+    kept = [layers[i] for i in chosen]
     for index, layer in enumerate(kept):
         for module in layer.modules():
             if hasattr(module, "layer_idx"):
                 module.layer_idx = index  # type: ignore[assignment]
     body.layers = nn.ModuleList(kept)
     config = model.config.get_text_config(decoder=True)
-    config.num_hidden_layers = num
+    config.num_hidden_layers = len(kept)
     if getattr(config, "layer_types", None):
-        config.layer_types = [t for i, t in enumerate(config.layer_types) if not first <= i < first + dropped]
+        config.layer_types = [config.layer_types[i] for i in chosen]
+
+
+def _kept(num: int | Sequence[int], of: int, name: str) -> list[int]:
+    """The numbers of the layers that stay."""
+    if isinstance(num, Sequence):
+        chosen = list(num)
+        if not chosen or any(not low < high for low, high in zip((-1, *chosen), (*chosen, of))):
+            raise OptionError(f"the layers to keep must ascend from 0 to {name}'s last, {of - 1}, not {chosen}")
+        return chosen
+    if not isinstance(num, int) or isinstance(num, bool) or not 1 <= num <= of:
+        raise OptionError(f"draft_layers must be a whole number from 1 to {name}'s {of}, not {num!r}")
+    first = min(of // 2, num)
+    return [i for i in range(of) if not first <= i < first + of - num]
 
 
 def frequent_ids(num: int, limit: int, texts: Iterable[Iterable[int]] = (), always: Iterable[int] = ()) -> list[int]:

@@ -21,7 +21,7 @@ from typing import Any
 
 import torch
 from torch import Tensor, nn
-from torch.nn.functional import scaled_dot_product_attention, silu
+from torch.nn.functional import rms_norm, scaled_dot_product_attention, silu
 
 Attend = Callable[[int, Tensor, Tensor, Tensor], Tensor]
 """(layer, q `[..., heads, D]`, k and v `[..., kv_heads, D]`) -> `[..., heads, D]`: sees the past, remembers k and v."""
@@ -92,6 +92,14 @@ def default_layers(num_layers: int) -> tuple[int, ...]:
     return (2, num_layers // 2, num_layers - 3)
 
 
+class _Norm(nn.RMSNorm):
+    """In training the weights are wider than what they scale; the product stays as narrow as that."""
+
+    def forward(self, x: Tensor) -> Tensor:
+        weight = self.weight if self.weight.dtype == x.dtype else self.weight.to(x.dtype)
+        return rms_norm(x, self.normalized_shape, weight, self.eps)
+
+
 class _Attention(nn.Module):
     """Rotary attention over inputs of any width."""
 
@@ -104,8 +112,8 @@ class _Attention(nn.Module):
         self.v_proj = nn.Linear(width, kv_heads * size, bias)
         self.o_proj = nn.Linear(heads * size, config.hidden_size, bool(layer.get("attention_bias")))
         if layer.get("model_type") == "qwen3":
-            self.q_norm = nn.RMSNorm(size, config.eps)
-            self.k_norm = nn.RMSNorm(size, config.eps)
+            self.q_norm = _Norm(size, config.eps)
+            self.k_norm = _Norm(size, config.eps)
         self._size = size
 
     def forward(self, number: int, x: Tensor, cos: Tensor, sin: Tensor, attend: Attend) -> Tensor:
@@ -141,10 +149,10 @@ class _Layer(nn.Module):
         self.self_attn = _Attention(config, 2 * hidden if self._fused else hidden)
         self.mlp = _GatedMLP(config)
         if number > 0 or self._fused:
-            self.input_layernorm = nn.RMSNorm(hidden, config.eps)
+            self.input_layernorm = _Norm(hidden, config.eps)
         if self._fused:
-            self.hidden_norm = nn.RMSNorm(hidden, config.eps)
-        self.post_attention_layernorm = nn.RMSNorm(hidden, config.eps)
+            self.hidden_norm = _Norm(hidden, config.eps)
+        self.post_attention_layernorm = _Norm(hidden, config.eps)
 
     def forward(self, x: Tensor, embedding: Tensor, cos: Tensor, sin: Tensor, attend: Attend) -> Tensor:
         """x `[..., H]`: the feature in EAGLE-3's first layer, whose embedding joins it here."""
@@ -172,11 +180,11 @@ class EagleNet(nn.Module):
         self.embed_tokens = nn.Embedding(config.vocab_size, hidden) if config.own_embedding else None
         self.fc = nn.Linear(fused if config.version == 3 else hidden + fused, hidden, config.fc_bias)
         self.layers = nn.ModuleList(_Layer(config, number) for number in range(config.num_layers))
-        self.norm = nn.RMSNorm(hidden, config.eps) if config.version == 3 else None
+        self.norm = _Norm(hidden, config.eps) if config.version == 3 else None
         self.lm_head = nn.Linear(hidden, config.draft_vocab_size, bias=False) if config.version == 3 else None
-        self.input_norm = nn.RMSNorm(fused, config.eps) if config.norm_before_fc else None
+        self.input_norm = _Norm(fused, config.eps) if config.norm_before_fc else None
         self.fc_norm = (
-            nn.ModuleList(nn.RMSNorm(config.target_hidden_size, config.eps) for _ in range(config.num_features))
+            nn.ModuleList(_Norm(config.target_hidden_size, config.eps) for _ in range(config.num_features))
             if config.fc_norm
             else None
         )

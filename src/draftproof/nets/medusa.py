@@ -6,10 +6,15 @@ residual blocks x + silu(W x + b) and an output layer.
 
 from __future__ import annotations
 
+import heapq
+from collections.abc import Sequence
 from dataclasses import dataclass
 
 from torch import Tensor, nn
 from torch.nn.functional import silu
+
+Choice = tuple[int, ...]
+"""A node by the ranks of the tokens on its path: (0, 2) is head 1's third most likely token after head 0's first."""
 
 
 @dataclass(frozen=True)
@@ -64,3 +69,24 @@ class MedusaNet(nn.Module):
         blocks = list(self.blocks)[:num_heads]
         heads = [self.lm_heads[0]] * len(blocks) if self.config.shared_output else list(self.lm_heads)
         return [head(block(states)) for block, head in zip(blocks, heads)]
+
+
+def tree_choices(accuracies: Sequence[Sequence[float]], num_nodes: int) -> list[Choice]:
+    """The `num_nodes` paths most likely to be right, each after its parent.
+
+    Args:
+        accuracies: by head, how often its token of rank 0, 1, ... is the target's; descending. A path's chance is taken
+            for the product of its nodes' (2401.10774, section 2.3.3).
+    """
+    found: list[Choice] = []
+    waiting: list[tuple[float, Choice]] = [(-accuracies[0][0], (0,))] if num_nodes > 0 else []
+    while waiting and len(found) < num_nodes:
+        weight, choice = heapq.heappop(waiting)
+        found.append(choice)
+        depth, rank = len(choice) - 1, choice[-1]
+        if rank + 1 < len(accuracies[depth]) and accuracies[depth][rank]:
+            sibling = weight / accuracies[depth][rank] * accuracies[depth][rank + 1]
+            heapq.heappush(waiting, (sibling, (*choice[:-1], rank + 1)))
+        if depth + 1 < len(accuracies):
+            heapq.heappush(waiting, (weight * accuracies[depth + 1][0], (*choice, 0)))
+    return found

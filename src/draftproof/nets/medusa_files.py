@@ -11,7 +11,7 @@ from __future__ import annotations
 
 import logging
 import re
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -21,7 +21,7 @@ from torch import Tensor
 
 from ..errors import ModelError
 from .folder import fill, read_config, read_tensors, whole_number, write_folder
-from .medusa import MedusaConfig, MedusaNet
+from .medusa import Choice, MedusaConfig, MedusaNet
 
 LAYOUTS = ("original", "vllm")
 _SAFE, _PICKLES = ("medusa_lm_head.safetensors", "model.safetensors"), ("medusa_lm_head.pt", "pytorch_model.bin")
@@ -128,8 +128,10 @@ def read_medusa(folder: Path | str, *, allow_pickle: bool = False) -> MedusaChec
     return checkpoint
 
 
-def write_medusa(checkpoint: MedusaCheckpoint, folder: Path | str, layout: str, *, target: str = "") -> None:
-    """Write a folder in a layout; `target` names the model the heads are for.
+def write_medusa(
+    checkpoint: MedusaCheckpoint, folder: Path | str, layout: str, *, target: str = "", choices: Sequence[Choice] = ()
+) -> None:
+    """Write a folder in a layout; `target` names the model the heads are for, `choices` the tree they are to draft.
 
     Raises:
         ModelError: the layout cannot express them, or the folder cannot be written.
@@ -166,6 +168,8 @@ def write_medusa(checkpoint: MedusaCheckpoint, folder: Path | str, layout: str, 
         raise ModelError(f"unknown layout {layout!r} for Medusa heads: use {', '.join(LAYOUTS)}")
     if checkpoint.source and checkpoint.source[0] == layout:
         written = dict(checkpoint.source[1])
+    if tree := choices or checkpoint.choices:
+        written["medusa_choices"] = [list(choice) for choice in tree]
     write_folder(Path(folder), written, tensors, _SAFE[0] if layout == "original" else _SAFE[1])
 
 
