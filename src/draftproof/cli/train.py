@@ -138,6 +138,7 @@ def _train(
         raise OptionError("give --data FOLDER: texts made by draftproof train data")
     if draft_vocab < 0:
         raise OptionError(f"--draft-vocab must be a number of tokens, or 0 for all, not {draft_vocab}")
+    from ..bench.machine import peak_rss_gb
     from ..training.run import Plan, clean, train
     from . import show
     from .training_view import TrainingView
@@ -168,7 +169,9 @@ def _train(
         f"use it as --drafter {result.manifest['drafter']}:{folder}",
         highlight=False,
     )
-    document.write({"folder": folder, "manifest": result.manifest})
+    peak = peak_rss_gb()
+    console.print(f"{result.manifest['seconds'] / 60:.1f} minutes in all, at most {peak:.1f} GB of memory", style="dim")
+    document.write({"folder": folder, "manifest": result.manifest, "peak_rss_gb": peak})
 
 
 def _numbers(name: str, text: str | None) -> list[int]:
