@@ -62,7 +62,7 @@ def test_on_sampled_text_it_predicts_what_an_engine_accepts(tmp_path, target):
     recipe = shaken(DistillRecipe(loaded(target), None, layers=3, shares_embedding=True), 0.01)
     found = measure(recipe, [teacher_of(recipe, target).lesson(batch_of(answers(target, 1.0, 48, 40)))], DEPTH, tv)
     recipe.write(tmp_path / "draft", {})
-    options = {"dtype": "float32", "weights": "dense", "draft_weights": "dense", "verifier": "token"}
+    options = {"dtype": "float32", "weights": "dense", "draft_weights": "dense", "verifier": "token", "adaptive": False}
     engine = dp.load(str(target), f"model:{tmp_path / 'draft'}", max_draft=DEPTH, **options)
     params = dp.SamplingParams(max_new_tokens=60, ignore_eos=True, seed=1)
     results = engine.generate([list(s.ids[:6]) for s in samples(24)], params)

@@ -124,7 +124,8 @@ def test_unrolled_eagle_steps_are_what_it_drafts_over_its_own_results(tmp_path, 
             start = next(start for r, start, end in texts if r == row and start <= at < end)
             ids = batch.tokens[row, start : at + 1].tolist()
             text, guesses = ids[: len(ids) - step], ids[len(ids) - step :]
-            torch.testing.assert_close(found, eagle_logits(written, model, text, guesses), rtol=2e-4, atol=2e-4)
+            expected = eagle_logits(written, model, text, guesses)
+            torch.testing.assert_close(found, expected, rtol=0, atol=2e-4 * float(expected.abs().max()))
             checked += 1
     assert checked > 20
 

@@ -34,7 +34,8 @@ def data(tmp_path_factory, target):
 
 
 def texts(target, drafter, **options):
-    engine = dp.load(str(target), drafter, dtype="float32", max_draft=3, draft_weights="dense", **options)
+    fixed = {"dtype": "float32", "max_draft": 3, "draft_weights": "dense", "adaptive": False}
+    engine = dp.load(str(target), drafter, **fixed, **options)
     results = engine.generate([list(s.ids[:6]) for s in samples(6, seed=8)], GREEDY)
     return [r.token_ids for r in results], sum(r.stats.num_accepted for r in results), engine
 

@@ -38,11 +38,7 @@ COMMANDS: dict[str, Callable[..., None]] = {
 }
 for _name, _command in COMMANDS.items():
     app.command(_name)(flat(_command))
-
-_train = typer.Typer(help="Train a drafter for your own target.", no_args_is_help=True)
-for _name, _command in train.COMMANDS.items():
-    _train.command(_name)(flat(_command))
-app.add_typer(_train, name="train")
+app.add_typer(train.group(), name="train")
 
 # Typer carries its own copy of Click since 0.27 and used Click's before; this is the base of either's input errors.
 _BadUsage: type[Exception] = next(c for c in typer.BadParameter.__mro__ if c.__name__ == "ClickException")
@@ -70,7 +66,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
     except DraftproofError as error:
         return _complain(str(error))
     except _BadUsage as error:
-        known = {**COMMANDS, "train": _train, **train.COMMANDS}
+        known = ("train", *COMMANDS, *train.COMMANDS)
         command = " ".join(["draftproof", *itertools.takewhile(known.__contains__, arguments[:2])])
         return _complain(f"{error.format_message().rstrip('.')}. See `{command} --help`.")  # type: ignore[attr-defined]
     except (KeyboardInterrupt, typer.Abort):

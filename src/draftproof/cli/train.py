@@ -9,7 +9,7 @@ from typing import Annotated, Any
 import typer
 
 from .document import Document
-from .options import JsonFile
+from .options import JsonFile, flat
 from .train_data import data
 from .train_options import NET, RUN, Out, TrainOptions, TrainTarget
 
@@ -111,6 +111,14 @@ def eagle(
 COMMANDS: dict[str, Callable[..., None]] = {"data": data, "distill": distill, "medusa": medusa, "eagle": eagle}
 
 
+def group() -> typer.Typer:
+    """The sub-commands."""
+    made = typer.Typer(help="Train a drafter for your own target.", no_args_is_help=True)
+    for name, command in COMMANDS.items():
+        made.command(name)(flat(command))
+    return made
+
+
 def _train(
     kind: str,
     target: TrainTarget,
@@ -130,6 +138,7 @@ def _train(
         raise OptionError("give --data FOLDER: texts made by draftproof train data")
     if draft_vocab < 0:
         raise OptionError(f"--draft-vocab must be a number of tokens, or 0 for all, not {draft_vocab}")
+    from ..bench.machine import peak_rss_gb
     from ..training.run import Plan, clean, train
     from . import show
     from .training_view import TrainingView
@@ -160,7 +169,9 @@ def _train(
         f"use it as --drafter {result.manifest['drafter']}:{folder}",
         highlight=False,
     )
-    document.write({"folder": folder, "manifest": result.manifest})
+    peak = peak_rss_gb()
+    console.print(f"{result.manifest['seconds'] / 60:.1f} minutes in all, at most {peak:.1f} GB of memory", style="dim")
+    document.write({"folder": folder, "manifest": result.manifest, "peak_rss_gb": peak})
 
 
 def _numbers(name: str, text: str | None) -> list[int]:

@@ -52,7 +52,7 @@ def data(
     ] = None,
     temperature: Annotated[
         list[float] | None,
-        typer.Option(rich_help_panel=RUN, help="Of answers; several take turns. Default: 0 and 0.7."),
+        typer.Option(rich_help_panel=RUN, help="Of answers; several by chance. Default: 0 and 0.7."),
     ] = None,
     max_new_tokens: Annotated[int, typer.Option("--max-new-tokens", "-n", help="Of an answer.")] = 384,
     max_length: Annotated[int, typer.Option(help="Tokens of a conversation or of a piece of text.")] = 1024,

@@ -34,7 +34,7 @@ class Answering:
     """How answers are drawn.
 
     Fields:
-        temperatures: conversations take turns with them; 0 is greedy.
+        temperatures: each conversation has one of them, by chance; 0 is greedy.
         max_new_tokens: of an answer.
         max_length: tokens of a conversation; longer ones end there.
         unit: conversations of a unit.
@@ -77,7 +77,8 @@ class _Talk:
                 talk.waiting.clear()
                 continue
             number, turn = first + place, len(talk.history)
-            temperature = self._answering.temperatures[number % len(self._answering.temperatures)]
+            choices = self._answering.temperatures
+            temperature = choices[_seed(self._answering.seed, "temperature", number) % len(choices)]
             prompts.append(ids)
             asked.append(talk)
             params.append(
