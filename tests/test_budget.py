@@ -511,6 +511,22 @@ def test_costs_are_measured_by_passes_and_by_proposals() -> None:
     assert target.num_busy == small.num_busy == 0
 
 
+@pytest.mark.parametrize("drafter", ["self:1", "ngram", "suffix,self:1"])
+def test_measuring_leaves_no_trace(drafter: str, tmp_path) -> None:
+    """Drafters that write into the target's rows did so on the very text that is continued here."""
+    import draftproof as dp
+    from draftproof.models.timing import sample_text
+    from tiny import save_tiny, tiny_llama
+
+    plain = dp.load(str(save_tiny(tmp_path / "model", tiny_llama(2), tokenizer=False)))
+    prompt = sample_text(128, 8) * 5
+    params = SamplingParams(temperature=0, max_new_tokens=20)
+    expected = plain.generate([prompt], params)[0].token_ids
+    engine = dp.load(plain, drafter)
+    assert engine.config["adaptive"] and plain.target.num_busy == 0
+    assert engine.generate([prompt], params)[0].token_ids == expected
+
+
 def test_measuring_a_slow_model_ends_in_time() -> None:
     ticker = Ticker()
     costs = target_costs(CachedLM(FakeForward(ticker, 400), 2), 72, clock=ticker)
