@@ -16,8 +16,10 @@ import torch
 from draftproof import SamplingParams
 from draftproof.costs import Calibration, Curve
 from draftproof.drafters.calibrate import target_costs, with_drafter
+from draftproof.drafters.cascade import CascadeDrafter
 from draftproof.drafters.ngram import NgramDrafter
 from draftproof.drafters.none import NoDrafter
+from draftproof.drafters.offer import Offer
 from draftproof.drafters.suffix import SuffixDrafter
 from draftproof.engine import Engine
 from draftproof.engine.acceptance import Acceptance, Part, Tally
@@ -71,7 +73,7 @@ def law_of_engine(p, drafter, length, make_budget, verify=auto_rule, k=2):
     def run(source):
         made = Engine(
             TableTarget(p, **F64),
-            drafter,
+            drafter() if callable(drafter) else drafter,
             verify,
             max_draft=k,
             budget=make_budget(),
@@ -114,12 +116,12 @@ def test_trees_of_drawn_nodes_are_exact_and_never_cut(drawn):
     log: list[tuple[int, int]] = []
     costs = Calibration(STEPPED, draft_first=0.3)
     drafter = Stating(q, drawn=drawn, parents=(-1, -1, 0))
-    for afterwards in (False, True):
+    for free in ("none", "all"):
         got = law_of_engine(
             p,
             drafter,
             4,
-            lambda: Recording(Prices(costs, fixed=True), afterwards=afterwards, probing=0.2, log=log),  # noqa: B023
+            lambda: Recording(Prices(costs, fixed=True), free=free, probing=0.2, log=log),  # noqa: B023
             auto_rule,
             3,
         )
@@ -136,12 +138,35 @@ def test_tokens_chosen_without_randomness_are_cut_by_their_worth_and_the_law_sta
         p,
         drafter,
         4,
-        lambda: Recording(Prices(Calibration(STEPPED), fixed=True), afterwards=True, probing=0.2, log=log),
+        lambda: Recording(Prices(Calibration(STEPPED), fixed=True), free="all", probing=0.2, log=log),
         auto_rule,
         3,
     )
     assert distance(got, product_law(p, SamplingParams(), 4, 3)) < 1e-12
     assert len({left for _, left in log}) > 1
+
+
+class Offering(Stating):
+    """Says beforehand what it expects, as look-ups do."""
+
+    def offers(self, requests):
+        return [Offer(draft, sum(draft.survival)) for draft in self.propose(requests)]
+
+
+def test_a_cascade_of_drafts_for_nothing_and_for_pay_is_exact():
+    """Fixed tokens are cut by their worth, drawn ones are limited beforehand and never cut."""
+    p, q = RandomTable(2, 5), RandomTable(2, 6)
+    log: list[tuple[int, int]] = []
+    costs = Calibration(Curve(((1, 1.0), (8, 1.4))), draft_first=0.2, draft_next=0.2)
+    got = law_of_engine(
+        p,
+        lambda: CascadeDrafter([Offering(RandomTable(2, 7), fixed=True), LawDrafter(q)], [0.0, 0.3]),
+        5,
+        lambda: Recording(Prices(costs, fixed=True), free="some", probing=0.3, log=log),
+        k=3,
+    )
+    assert distance(got, product_law(p, SamplingParams(), 5, 2)) < 1e-12
+    assert len({asked for asked, _ in log}) > 1
 
 
 def test_the_biased_variant_is_caught():
@@ -159,7 +184,7 @@ def test_the_biased_variant_is_caught():
     p, q = RandomTable(3, 1), RandomTable(3, 2)
     costs = Calibration(Curve(((1, 1.0), (2, 1.0), (3, 1.2), (4, 1.2))))
     for budget, biased in ((AdaptiveBudget, False), (Withholding, True)):
-        got = law_of_engine(p, Stating(q), 4, lambda: budget(Prices(costs, fixed=True), afterwards=True), k=3)  # noqa: B023
+        got = law_of_engine(p, Stating(q), 4, lambda: budget(Prices(costs, fixed=True), free="all"), k=3)  # noqa: B023
         off = distance(got, product_law(p, SamplingParams(), 4, 3))
         assert (off > 1e-3) if biased else (off < 1e-12)
 
@@ -315,7 +340,7 @@ def test_lookup_where_nothing_repeats_is_not_slower(ticker, make_drafter, batch)
         return timed(ticker, made, batch, replace(GREEDY, max_new_tokens=150))
 
     plain = run(NoDrafter())
-    budget = adaptive(afterwards=True)
+    budget = adaptive(free="all")
     ratios = [run(make_drafter(), budget) / plain for _ in range(3)]
     assert max(ratios[1:]) < 1.015 and ratios[0] < 1.02, ratios
     if make_drafter is NgramDrafter:
@@ -326,7 +351,18 @@ def test_lookup_where_all_repeats_is_at_full_speed(ticker):
     """The ids count round and round, so after one round everything is a copy."""
     params = replace(GREEDY, max_new_tokens=200)
     full = timed(ticker, make(ticker, NgramDrafter()), params=params)
-    assert timed(ticker, make(ticker, NgramDrafter(), adaptive(afterwards=True)), params=params) < 1.02 * full
+    assert timed(ticker, make(ticker, NgramDrafter(), adaptive(free="all")), params=params) < 1.02 * full
+
+
+def test_a_cascade_copies_for_nothing_where_its_model_never_pays(ticker):
+    """The model is always wrong and soon left alone; the ids count round and round, and the look-up goes on."""
+    params = replace(GREEDY, max_new_tokens=200)
+    costs = Calibration(seconds(FLAT), draft_first=0.02, draft_next=0.02)
+    cascade = CascadeDrafter([NgramDrafter(), Slow(AlwaysWrong(counting()), ticker, 20.0)], [0.0, 0.2])
+    engine = make(ticker, cascade, AdaptiveBudget(Prices(costs), free="some"))
+    alone = timed(ticker, make(ticker, NgramDrafter(), adaptive(free="all")), params=params)
+    timed(ticker, engine, params=params)
+    assert timed(ticker, engine, params=params) < 1.05 * alone
 
 
 def test_what_becomes_worth_while_is_noticed(ticker):
@@ -509,6 +545,22 @@ def test_costs_are_measured_by_passes_and_by_proposals() -> None:
     assert (costs.draft_first, costs.draft_next) == (pytest.approx(2e-3), pytest.approx(2e-3))
     assert costs.per_context == 0
     assert target.num_busy == small.num_busy == 0
+
+
+@pytest.mark.parametrize("drafter", ["self:1", "ngram", "suffix,self:1"])
+def test_measuring_leaves_no_trace(drafter: str, tmp_path) -> None:
+    """Drafters that write into the target's rows did so on the very text that is continued here."""
+    import draftproof as dp
+    from draftproof.models.timing import sample_text
+    from tiny import save_tiny, tiny_llama
+
+    plain = dp.load(str(save_tiny(tmp_path / "model", tiny_llama(2), tokenizer=False)))
+    prompt = sample_text(128, 8) * 5
+    params = SamplingParams(temperature=0, max_new_tokens=20)
+    expected = plain.generate([prompt], params)[0].token_ids
+    engine = dp.load(plain, drafter)
+    assert engine.config["adaptive"] and plain.target.num_busy == 0
+    assert engine.generate([prompt], params)[0].token_ids == expected
 
 
 def test_measuring_a_slow_model_ends_in_time() -> None:

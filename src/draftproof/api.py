@@ -203,7 +203,8 @@ def _adaptive(parts: _Parts, drafter: Drafter, max_draft: int, max_batch: int, k
     costs = parts.costs[most_tokens]
     if known:
         costs = with_drafter(costs, parts.target, drafter, max_draft)
-    return AdaptiveBudget(Prices(costs), afterwards=hasattr(drafter, "offers"))
+    offering = [hasattr(member, "offers") for member in getattr(drafter, "members", [drafter])]
+    return AdaptiveBudget(Prices(costs), free="all" if all(offering) else "some" if any(offering) else "none")
 
 
 def _load_target(

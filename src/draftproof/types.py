@@ -158,6 +158,8 @@ class DraftRequest:
         params: the sequence's sampling parameters.
         generator: the source for the drafter's own draws.
         max_nodes: at most this many nodes may be proposed; may be 0.
+        max_paid: no more than this, where drafting takes passes of a model; None is max_nodes. For cascades, whose
+            members draft for nothing or for pay.
         features: hidden states `[T, F]` of the target for positions from first_feature_pos on, or None. The engine
             gives those of all tokens but the last.
         taps: the target's layers whose input states lie side by side in a feature (their number: the last hidden
@@ -175,6 +177,7 @@ class DraftRequest:
     first_feature_pos: int = 0
     row: int | None = None
     taps: tuple[int, ...] = ()
+    max_paid: int | None = None
 
     def states(self, layers: Sequence[int], first: int) -> Tensor:
         """The states of some layers, side by side, from position `first` on: `[T', len(layers) * H]`.

@@ -18,8 +18,8 @@ from ..types import DraftRequest
 _SIZES = (1, 2, 4, 8, 16, 32, 64)
 _CONTEXT, _LONG = 64, 1024  # tokens in the cache
 _REPEATS = 3
-_TEXT = 32  # tokens that drafters are timed with, four times the same eight, so that look-ups find something
-_TARGET_SECONDS, _CONTEXT_SECONDS, _DRAFT_SECONDS = 1.6, 0.4, 0.7
+_WORDS, _TIMES = 8, 5  # the text that drafters are timed with: so many tokens, so often, for look-ups to find something
+_TARGET_SECONDS, _CONTEXT_SECONDS, _DRAFT_SECONDS = 1.4, 0.4, 0.6
 
 
 def target_costs(lm: CachedLM, most_tokens: int, *, clock: Callable[[], float] = time.perf_counter) -> Calibration:
@@ -32,6 +32,7 @@ def target_costs(lm: CachedLM, most_tokens: int, *, clock: Callable[[], float] =
         largest = max(1, min(most_tokens, _SIZES[-1], lm.max_length - 1))
         sizes = sorted({size for size in _SIZES if size < largest} | {largest})
         context = min(_CONTEXT, lm.max_length - largest)
+        pass_seconds(lm, [1], context, 0, filled=False)  # the first pass of all fetches the weights
         times = pass_seconds(lm, sizes, context, _REPEATS, filled=False, limit=_TARGET_SECONDS, clock=clock)
         known = {size: statistics.median(taken) for size, taken in times.items() if taken}
         size = max(m for m in known if m <= 8)
@@ -52,22 +53,26 @@ def with_drafter(
     *,
     clock: Callable[[], float] = time.perf_counter,
 ) -> Calibration:
-    """The same with what drafting takes: one text is drafted for, at first unread, then read, short and long."""
-    text = sample_text(min(lm.vocab_size, drafter_vocabulary(drafter, lm)), _TEXT // 4) * 4
+    """The same with what drafting takes: a text is drafted for after its first words (untimed), when the rest of it is
+    unread, and then read, short and long.
+    """
+    text = sample_text(min(lm.vocab_size, drafter_vocabulary(drafter, lm)), _WORDS) * _TIMES
     text = text[: max(1, lm.max_length - max_draft - 1)]
+    known = min(_WORDS, len(text))
     layers: dict[int, int] = {}
     times: dict[int, list[float]] = {}
     with lm.lock:
         row = lm.open(text[:-1])
         try:
             lm.prefill(row, text[:-1])
-            source, params = SeededSource(0), SamplingParams()
-            request = DraftRequest(
-                -1, tuple(text), len(text), params, source, 1, lm.features(row), taps=lm.taps, row=row
-            )
+            source, params, states = SeededSource(0), SamplingParams(), lm.features(row)
+            request = DraftRequest(-1, tuple(text), len(text), params, source, 1, states, taps=lm.taps, row=row)
             begun = clock()
+            words = None if states is None else states[: known - 1]
+            drafter.propose([replace(request, tokens=tuple(text[:known]), num_prompt=known, features=words)])
+            started = clock()
             drafter.propose([request])
-            unread = clock() - begun
+            unread = clock() - started
             for _ in range(_REPEATS):
                 for nodes in sorted({1, max_draft}):
                     started = clock()
@@ -78,11 +83,12 @@ def with_drafter(
                     break
         finally:
             drafter.release(-1)
+            lm.rewind(row, ())  # some drafters write into the row
             lm.free(row)
     first = statistics.median(times[1])
     more = layers[max_draft] - max(1, layers[1])
     following = max(0.0, statistics.median(times[max_draft]) - first) / more if more > 0 else first
-    reading = max(0.0, unread - first) / len(text)
+    reading = max(0.0, unread - first) / max(1, len(text) - known)
     return replace(costs, draft_first=first, draft_next=following, draft_reading=reading)
 
 

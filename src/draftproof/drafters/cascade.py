@@ -15,7 +15,7 @@ from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Any
 
 from ..interfaces import Drafter
@@ -114,7 +114,7 @@ class CascadeDrafter:
             history = self._histories.setdefault(request.id, _History([_Record() for _ in self.members]))
             history.learn(request.tokens)
             promises = [
-                offers[i][place].expected if i in offers else float(request.max_nodes) for i in range(len(self.members))
+                offers[i][place].expected if i in offers else float(_paid(request)) for i in range(len(self.members))
             ]
             rates = [r.rate(p, c) for r, p, c in zip(history.records, promises, self.costs)]
             chosen = rates.index(max(rates))
@@ -125,7 +125,8 @@ class CascadeDrafter:
             else:
                 asked.setdefault(chosen, []).append(place)
         for member, places in asked.items():
-            for place, draft in zip(places, self.members[member].propose([requests[place] for place in places])):
+            paid = [replace(requests[place], max_nodes=_paid(requests[place])) for place in places]
+            for place, draft in zip(places, self.members[member].propose(paid)):
                 drafts[place] = draft
         for request, draft in zip(requests, drafts):
             self._histories[request.id].draft = draft
@@ -141,6 +142,11 @@ class CascadeDrafter:
         for member in self.members:
             if hasattr(member, "forget"):
                 member.forget()
+
+
+def _paid(request: DraftRequest) -> int:
+    """What a member that cannot say what it expects may draft."""
+    return request.max_nodes if request.max_paid is None else min(request.max_nodes, request.max_paid)
 
 
 def _cost(member: Drafter) -> float:

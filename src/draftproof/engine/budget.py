@@ -12,13 +12,14 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import NamedTuple, Protocol
+from typing import Literal, NamedTuple, Protocol
 
 from ..types import Draft, SequenceState
 from .acceptance import Acceptance, Part
 from .prices import Prices
 from .step import Round
 
+Free = Literal["none", "some", "all"]
 _MARGIN = 0.97  # what the gain of a sequence that is not drafted for counts, so that it is not taken on for noise
 _PROBE = 2  # tokens of such a draft
 _HOPELESS = 0.97  # no further than where the rate has fallen to this share of the best
@@ -37,7 +38,12 @@ def most_nodes(sequence: SequenceState, max_draft: int, max_length: int) -> int:
 
 
 class Budget(Protocol):
-    """Decides how much is drafted; called by the engine around every round."""
+    """Decides how much is drafted; called by the engine around every round.
+
+    paid: after `plan`, how much of it where drafting takes passes of a model (for cascades); None is all of it.
+    """
+
+    paid: Sequence[int] | None
 
     def plan(self, sequences: Sequence[SequenceState], most: Sequence[int]) -> list[int]:
         """Nodes to ask for, at most `most` of each sequence."""
@@ -59,6 +65,8 @@ class Budget(Protocol):
 class FixedBudget:
     """As many as there is room for."""
 
+    paid: Sequence[int] | None = None
+
     def plan(self, sequences: Sequence[SequenceState], most: Sequence[int]) -> list[int]:
         return list(most)
 
@@ -78,26 +86,36 @@ class AdaptiveBudget:
 
     Args:
         prices: what rounds take.
-        afterwards: the drafter's drafts cost next to nothing and say how likely their tokens are, so all are asked for
-            and cut afterwards.
+        free: drafts that say how likely their tokens are cost next to nothing, so all of them are asked for and cut
+            afterwards: "all" drafts are such, "some" (a cascade), or "none".
         probing: share of the time that may go into trying drafts that do not seem to pay.
     """
 
-    def __init__(self, prices: Prices, *, afterwards: bool = False, probing: float = 0.01):
+    def __init__(self, prices: Prices, *, free: Free = "none", probing: float = 0.01):
         self.prices = prices
-        self._afterwards, self._probing = afterwards, probing
+        self.paid: Sequence[int] | None = None
+        self._free, self._probing = free, probing
         self._acceptance = Acceptance()
         self._asked: list[int] = []
         self._most: Sequence[int] = ()
+        self._stated: list[bool] = []  # whose drafts said how likely they were
         self._seen: dict[int, int] = {}  # tokens of each sequence that the drafter has read
         self._drafted, self._patience = 0, 3  # rounds with drafts since one without, and how many there may be
         self._credit = self._wanted = 0.0  # seconds that may go into probing, and what the next probe would take
 
     def plan(self, sequences: Sequence[SequenceState], most: Sequence[int]) -> list[int]:
         self._most = most
-        if self._afterwards:
+        if self._free == "all":
             self._asked = list(most)
             return self._asked
+        self._asked = self._worth(sequences, most)
+        if self._free == "none":
+            return self._asked
+        self.paid = self._asked
+        return list(most)
+
+    def _worth(self, sequences: Sequence[SequenceState], most: Sequence[int]) -> list[int]:
+        """Nodes worth passes of the drafter, by position."""
         options, asked = [], []
         for sequence, own in zip(sequences, most):
             fixed = _is_reproduced(sequence)
@@ -112,10 +130,10 @@ class AdaptiveBudget:
             asked = [0] * len(asked)
         elif not all(asked):
             self._probe(sequences, options, asked, most)
-        self._asked = asked
         return asked
 
     def cut(self, sequences: Sequence[SequenceState], drafts: Sequence[Draft]) -> list[Draft]:
+        self._stated = [bool(draft.survival) for draft in drafts]
         cuttable = [
             d.drawn == "fixed" and bool(d.survival) and not _is_reproduced(s) for s, d in zip(sequences, drafts)
         ]
@@ -145,17 +163,17 @@ class AdaptiveBudget:
         beyond = sum((len(s.tokens) - self.prices.context) * (r.draft.num_nodes + 1) for s, r in zip(sequences, rounds))
         self.prices.learn_pass(num_tokens, beyond, passing, seconds - drafting - passing)
         layers = num_rows = unread = 0
-        for sequence, asked, most, round in zip(sequences, self._asked, self._most, rounds):
-            if not asked:
-                continue
-            layers = max(layers, max(round.draft.depths, default=0))
-            num_rows += 1
-            unread += max(0, len(sequence.tokens) - self._seen.get(sequence.id, 0) - most - 1)
-            self._seen[sequence.id] = len(sequence.tokens)
-            path = round.verification.path
-            self._acceptance.learn(sequence.id, sequence.params.greedy, asked, round.draft, path)
-        if not self._afterwards:
-            self.prices.learn_draft(layers, num_rows, unread, drafting)
+        for place, (sequence, asked, round) in enumerate(zip(sequences, self._asked, rounds)):
+            drafted_for = asked and not self._stated[place]
+            if drafted_for:
+                layers = max(layers, max(round.draft.depths, default=0))
+                num_rows += 1
+                unread += max(0, len(sequence.tokens) - self._seen.get(sequence.id, 0) - self._most[place] - 1)
+                self._seen[sequence.id] = len(sequence.tokens)
+            if drafted_for or round.draft.survival:
+                path = round.verification.path
+                self._acceptance.learn(sequence.id, sequence.params.greedy, asked, round.draft, path)
+        self.prices.learn_draft(layers, num_rows, unread, drafting)
         if self.prices.fixed:
             seconds = self.prices.passes(num_tokens)[num_tokens] + self.prices.drafting(layers, num_rows)
         self._credit = min(self._credit + self._probing * seconds, max(seconds, self._wanted))

@@ -157,7 +157,7 @@ class Engine:
         try:
             most = [most_nodes(s, self.max_draft, self.target.max_length) for s in sequences]
             asked = self.budget.plan(sequences, most)
-            rounds = step(sequences, asked, self.drafter, self.target, self.verify, self.budget.cut)
+            rounds = step(sequences, asked, self.drafter, self.target, self.verify, self.budget.cut, self.budget.paid)
             self.budget.learn(sequences, rounds, time.perf_counter() - begun)
         except BaseException:
             for sequence in sequences:

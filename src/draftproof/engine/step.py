@@ -36,12 +36,14 @@ def step(
     target: Target,
     verify: Verifier,
     cut: Callable[[Sequence[SequenceState], Sequence[Draft]], list[Draft]] | None = None,
+    paid: Sequence[int | None] | None = None,
 ) -> list[Round]:
     """Draft, score, verify, keep.
 
     Args:
         sequences: running, each with its target row.
         budgets: how many nodes each may be drafted.
+        paid: how many of them where that takes passes of a model; None is as many.
         cut: leaves out what does not pay, of tokens that were chosen without randomness.
 
     Returns:
@@ -59,8 +61,9 @@ def step(
             target.features(row),
             taps=target.taps,
             row=row,
+            max_paid=most,
         )
-        for s, row, budget in zip(sequences, rows, budgets)
+        for s, row, budget, most in zip(sequences, rows, budgets, paid or [None] * len(rows))
     ]
     started = time.perf_counter()
     drafts = drafter.propose(requests)
