@@ -1,4 +1,4 @@
-"""The command line: `draftproof generate | chat | bench | advise | observe | train | convert | demo`.
+"""The command line: `draftproof generate | chat | bench | advise | observe | audit | train | convert | demo`.
 
 The only place that parses arguments and prints. Importing it loads neither torch nor transformers, so `--help` is
 instant; a sub-command imports what it needs when it runs. Exit status: 0, 1 for a failed check, 2 for bad input
@@ -17,7 +17,7 @@ from typing import Annotated
 import typer
 
 from ..errors import DraftproofError
-from . import advise, bench, chat, convert, demo, generate, observe, train
+from . import advise, audit, bench, chat, convert, demo, generate, observe, train
 from .options import flat
 
 app = typer.Typer(
@@ -39,10 +39,12 @@ COMMANDS: dict[str, Callable[..., None]] = {
 for _name, _command in COMMANDS.items():
     app.command(_name)(flat(_command))
 
-_train = typer.Typer(help="Train a drafter for your own target.", no_args_is_help=True)
-for _name, _command in train.COMMANDS.items():
-    _train.command(_name)(flat(_command))
-app.add_typer(_train, name="train")
+GROUPS = {"audit": ("Is it really lossless?", audit.COMMANDS), "train": ("Train a drafter for it.", train.COMMANDS)}
+for _group, (_help, _commands) in GROUPS.items():
+    _typer = typer.Typer(help=_help, no_args_is_help=True)
+    for _name, _command in _commands.items():
+        _typer.command(_name)(flat(_command))
+    app.add_typer(_typer, name=_group)
 
 # Typer carries its own copy of Click since 0.27 and used Click's before; this is the base of either's input errors.
 _BadUsage: type[Exception] = next(c for c in typer.BadParameter.__mro__ if c.__name__ == "ClickException")
@@ -65,12 +67,13 @@ def main(arguments: Sequence[str] | None = None) -> int:
     # Idle threads of torch spin for milliseconds by default, which is many times slower where other work shares the
     # cores; sleeping at once costs 40 % on an idle machine. This many turns (some 20 us) is as fast as either.
     os.environ.setdefault("GOMP_SPINCOUNT", "20000")
+    sys.path.append(os.getcwd())  # for package.module:Class of one's own; last, so that it shadows nothing
     try:
         status = app(args=list(arguments), prog_name="draftproof", standalone_mode=False)
     except DraftproofError as error:
         return _complain(str(error))
     except _BadUsage as error:
-        known = {**COMMANDS, "train": _train, **train.COMMANDS}
+        known = {*COMMANDS, *GROUPS, *audit.COMMANDS, *train.COMMANDS}
         command = " ".join(["draftproof", *itertools.takewhile(known.__contains__, arguments[:2])])
         return _complain(f"{error.format_message().rstrip('.')}. See `{command} --help`.")  # type: ignore[attr-defined]
     except (KeyboardInterrupt, typer.Abort):
