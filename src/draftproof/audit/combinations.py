@@ -8,8 +8,11 @@ from dataclasses import dataclass, replace
 from typing import Any
 
 from ..api import VERIFIERS
+from ..costs import Calibration, Curve
+from ..engine.budget import AdaptiveBudget
+from ..engine.prices import Prices
 from ..interfaces import Verifier
-from ..testing import LawDrafter, RandomTable
+from ..testing import LawDrafter, RandomTable, StatingDrafter
 from ..types import SamplingParams
 from ..verify import auto_rule
 from .exact import engine_distance
@@ -27,15 +30,30 @@ PROCESSORS: dict[str, dict[str, Any]] = {
 }
 TEMPERATURES = (1.0, 0.7, 0.0)
 
+STEPPED = Calibration(
+    Curve(((1, 1.0), (2, 1.0), (3, 1.35), (4, 1.35), (5, 1.4), (8, 2.0))), draft_first=0.45, draft_next=0.45
+)
+"""Costs as where passes are padded: a rejection or two make drafting stop paying, and probes bring it back."""
+CHEAP = Calibration(Curve(((1, 1.0), (8, 1.4))), draft_first=0.05, draft_next=0.05)
+
+
+def adaptive(costs: Calibration, max_draft: int, afterwards: bool) -> dict[str, Any]:
+    """An engine whose drafts are as long as pays, by costs that no clock changes."""
+    budget = AdaptiveBudget(Prices(costs, fixed=True), afterwards=afterwards, probing=0.3)
+    return {"max_draft": max_draft, "budget": budget}
+
+
 BUDGETS: dict[str, Callable[[], dict[str, Any]]] = {
     "at most 1 token, cut by what is left": lambda: {"max_draft": 1},
     "at most 2 tokens, cut by what is left": lambda: {"max_draft": 2},
     "at most 3 tokens, cut by what is left": lambda: {"max_draft": 3},
     "no drafting": lambda: {"max_draft": 0},
+    "adaptive, costs in steps": lambda: adaptive(STEPPED, 2, afterwards=False),
+    "adaptive, cheap drafts": lambda: adaptive(CHEAP, 2, afterwards=False),
+    "adaptive, cut afterwards too": lambda: adaptive(STEPPED, 2, afterwards=True),
 }
-"""Rules for how many tokens may be drafted, as options of `Engine` made anew for every path. A rule of `engine.budget`
-that looks at costs or at what was accepted earlier is audited by an entry here, its costs not from a clock:
-enumeration walks through every history it can see.
+"""Rules for how many tokens may be drafted (`engine.budget`), as options of `Engine` made anew for every path: so
+enumeration walks through every history that a rule can learn from.
 """
 
 ONE, TWO = "at most 1 token, cut by what is left", "at most 2 tokens, cut by what is left"
@@ -77,7 +95,9 @@ def _runs() -> Iterator[_Run]:
                         yield _Run("processors x verifiers x drawing", params, drafter, verify, BUDGETS[TWO])
     for name, budget in BUDGETS.items():
         for drawn in DRAWN:
-            yield _Run(f"budget: {name}", SamplingParams(max_new_tokens=3), LawDrafter(Q, drawn=drawn), budget=budget)
+            yield _Run(
+                f"budget: {name}", SamplingParams(max_new_tokens=4), StatingDrafter(Q, drawn=drawn), budget=budget
+            )
 
 
 def coverage(progress: Progress = silent) -> list[Coverage]:

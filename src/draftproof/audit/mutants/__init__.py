@@ -8,10 +8,10 @@ from __future__ import annotations
 from collections.abc import Callable
 from dataclasses import dataclass
 
-from . import chains, drafters, processors, trees
+from . import budgets, chains, drafters, processors, trees
 from .mutant import CAUGHT, EXACT, Mutant
 
-MUTANTS: list[Mutant] = [*chains.MUTANTS, *trees.MUTANTS, *drafters.MUTANTS, *processors.MUTANTS]
+MUTANTS: list[Mutant] = [*chains.MUTANTS, *trees.MUTANTS, *drafters.MUTANTS, *processors.MUTANTS, *budgets.MUTANTS]
 
 __all__ = ["CAUGHT", "EXACT", "MUTANTS", "Mutant", "Score", "score"]
 

@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+from itertools import accumulate
+from operator import mul
+
 import torch
 from torch import Tensor
 
@@ -88,6 +91,13 @@ def length_of_growing_goodput(prefix: Prefix, source: RandomSource) -> Draft:
     return draft
 
 
+def dropping_by_goodput(prefix: Prefix, source: RandomSource) -> Draft:
+    """Keeps as many drawn tokens as promise most per pass where passes are padded: 1, or all 3."""
+    draft = sampled_chain(Q, 3)(prefix, source)
+    survival = list(accumulate((drawn_with(draft, i) for i in range(3)), mul))
+    return cut(draft, max(range(4), key=lambda num: (1 + sum(survival[:num])) / (1.0, 1.0, 1.2, 1.2)[num]))
+
+
 def stating_softmax_for_an_argmax(prefix: Prefix, source: RandomSource) -> Draft:
     """Chooses the most likely token and claims to have drawn it."""
     tokens = argmax_chain(Q, 2)(prefix, source).tokens
@@ -115,6 +125,7 @@ DRAFTERS: dict[str, tuple[Proposer, Proposer]] = {
     "q of the wrong context": (misreporting(Q, lambda prefix: Q(prefix[:-1] if prefix else (0,))), CHAIN),
     "drawn token dropped for its low probability": (dropping_unlikely_tokens, CHAIN),
     "drawn token dropped for the product up to it": (dropping_by_the_product, CHAIN),
+    "drawn tokens dropped where goodput is best": (dropping_by_goodput, sampled_chain(Q, 3)),
     "length by a goodput that looks ahead": (length_of_best_goodput, length_of_growing_goodput),
     "softmax stated for an argmax": (stating_softmax_for_an_argmax, argmax_chain(Q, 2)),
     "drawn sibling pruned by its score": (pruned, tree_of(Q, (-1, -1), "without_replacement")),
