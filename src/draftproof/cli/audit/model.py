@@ -58,7 +58,11 @@ def model(
     listed = read_prompts(prompts_file, limit)
     settings = _settings(temperature, top_p)
     from ...audit import model as audits
+    from ...errors import OptionError
     from .. import show
+
+    if model.drafter == "none":
+        raise OptionError("audit model compares a drafter with plain decoding: name one by --drafter")
 
     plain = model.load_with("none")
     drafted = model.load_with(model.drafter, plain)
