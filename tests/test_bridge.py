@@ -23,10 +23,9 @@ from draftproof.models.cached_lm import CachedLM
 from draftproof.models.plugged import PluggedForward
 from draftproof.sampling import SeededSource
 from draftproof.types import DraftRequest
-from draftproof.verify.law import exact_law
+from draftproof.verify.law import exact_law, total_variation
 from engines import ModelTarget, lm, reference
 from test_draft_trees import Counting, engine
-from test_sampled_law import distance
 from tiny import BYTES, byte_tokenizer, save_tiny, tiny_llama
 
 TARGET = byte_tokenizer(merges=(("h", "e"), ("l", "l"), ("Ġ", "t"), ("he", "ll"), ("Ġt", "he")))
@@ -225,7 +224,7 @@ def test_the_law_is_exactly_the_targets_across_vocabularies(case):
             law = sampling.probs(plain.next_logits((0, *text[:i]))[None], params, (0, *text[:i]), 1)
             weight *= law.prob(0, text[i])
         expected[text] = weight
-    assert distance(exact_law(run), expected) < 1e-6
+    assert total_variation(exact_law(run), expected) < 1e-6
 
 
 def test_string_drafts_are_point_masses_and_stop_at_the_budget_and_where_the_drafter_is_unsure():

@@ -14,6 +14,7 @@ import pytest
 import torch
 
 from draftproof import SamplingParams
+from draftproof.audit.exact import engine_distance
 from draftproof.costs import Calibration, Curve
 from draftproof.drafters.calibrate import target_costs, with_drafter
 from draftproof.drafters.cascade import CascadeDrafter
@@ -26,12 +27,19 @@ from draftproof.engine.acceptance import Acceptance, Part, Tally
 from draftproof.engine.budget import AdaptiveBudget, FixedBudget, Option, best_parts, first_nodes
 from draftproof.engine.prices import Prices
 from draftproof.models.cached_lm import CachedLM
-from draftproof.testing import AlwaysWrong, ChainTarget, LawDrafter, OracleDrafter, RandomTable, TableTarget, WrongAt
+from draftproof.testing import (
+    AlwaysWrong,
+    ChainTarget,
+    LawDrafter,
+    OracleDrafter,
+    RandomTable,
+    StatingDrafter,
+    TableTarget,
+    WrongAt,
+)
 from draftproof.types import Draft, SequenceState
 from draftproof.verify import auto_rule, block_rule, token_rule, traversal_rule
-from draftproof.verify.law import exact_law
 from test_bench import COUNTING, VOCAB, FakeForward, Ticker
-from test_sampled_law import distance, product_law
 
 F64 = {"dtype": torch.float64}
 STEPPED = Curve(((1, 1.0), (2, 1.0), (3, 1.35), (4, 1.35), (5, 1.4), (8, 2.0)))  # as where passes are padded
@@ -55,33 +63,14 @@ class Recording(AdaptiveBudget):
         return kept
 
 
-class Stating(LawDrafter):
-    """Says of every node how likely it is by its own law, drawn or not."""
+def distance(p, drafter, length, make_budget, verify=auto_rule, k=2):
+    """Of the exact law of the ids, whole engine and budget, from the target's."""
+    params = SamplingParams(max_new_tokens=length)
 
-    def _draft(self, request, budget):
-        draft = super()._draft(request, budget)
-        chances: list[float] = []
-        for node, parent in enumerate(draft.parents):
-            row = self._row((*request.tokens, *(draft.tokens[i] for i in draft.path(node)[:-1])))
-            chances.append(row.prob(0, draft.tokens[node]) * (chances[parent] if parent >= 0 else 1.0))
-        return replace(draft, survival=tuple(chances))
+    def fresh():
+        return {"budget": make_budget(), "drafter": drafter() if callable(drafter) else drafter}
 
-
-def law_of_engine(p, drafter, length, make_budget, verify=auto_rule, k=2):
-    """The exact law of the ids: whole engine and budget, replayed through every outcome of every draw."""
-
-    def run(source):
-        made = Engine(
-            TableTarget(p, **F64),
-            drafter() if callable(drafter) else drafter,
-            verify,
-            max_draft=k,
-            budget=make_budget(),
-            make_source=lambda seed, index: source,
-        )
-        return tuple(made.generate([[0]], SamplingParams(max_new_tokens=length))[0].token_ids)
-
-    return exact_law(run)
+    return engine_distance(p, drafter, params, verify, fresh=fresh, max_draft=k)
 
 
 @pytest.mark.parametrize("rule", [token_rule, block_rule, traversal_rule])
@@ -92,8 +81,8 @@ def test_the_whole_engine_is_exact_under_a_scripted_cost_table(zeros, draft_cost
     p, q = RandomTable(3, 1, zeros), RandomTable(3, 2, zeros)
     log: list[tuple[int, int]] = []
     costs = Calibration(STEPPED, draft_first=draft_cost, draft_next=draft_cost)
-    got = law_of_engine(p, LawDrafter(q), 4, lambda: Recording(Prices(costs, fixed=True), probing=0.3, log=log), rule)
-    assert distance(got, product_law(p, SamplingParams(), 4, 3)) < 1e-12
+    got = distance(p, LawDrafter(q), 4, lambda: Recording(Prices(costs, fixed=True), probing=0.3, log=log), rule)
+    assert got < 1e-12
     asked = {asked for asked, _ in log}
     assert len(asked) > 1, "the budget depended on what was accepted"
     assert not any(left for _, left in log), "a drawn token was never withheld"
@@ -103,10 +92,10 @@ def test_lengths_of_every_kind_occur_and_the_law_stays():
     p, q = RandomTable(2, 1), RandomTable(2, 2)
     log: list[tuple[int, int]] = []
     costs = Calibration(Curve(((1, 1.0), (8, 1.4))), draft_first=0.15, draft_next=0.15)
-    got = law_of_engine(
+    got = distance(
         p, LawDrafter(q), 6, lambda: Recording(Prices(costs, fixed=True), probing=0.2, log=log), auto_rule, 4
     )
-    assert distance(got, product_law(p, SamplingParams(), 6, 2)) < 1e-12
+    assert got < 1e-12
     assert {0, 1, 2} <= {asked for asked, _ in log}
 
 
@@ -115,9 +104,9 @@ def test_trees_of_drawn_nodes_are_exact_and_never_cut(drawn):
     p, q = RandomTable(2, 1), RandomTable(2, 2)
     log: list[tuple[int, int]] = []
     costs = Calibration(STEPPED, draft_first=0.3)
-    drafter = Stating(q, drawn=drawn, parents=(-1, -1, 0))
+    drafter = StatingDrafter(q, drawn=drawn, parents=(-1, -1, 0))
     for free in ("none", "all"):
-        got = law_of_engine(
+        got = distance(
             p,
             drafter,
             4,
@@ -125,7 +114,7 @@ def test_trees_of_drawn_nodes_are_exact_and_never_cut(drawn):
             auto_rule,
             3,
         )
-        assert distance(got, product_law(p, SamplingParams(), 4, 2)) < 1e-12
+        assert got < 1e-12
     assert not any(left for _, left in log)
 
 
@@ -133,8 +122,8 @@ def test_trees_of_drawn_nodes_are_exact_and_never_cut(drawn):
 def test_tokens_chosen_without_randomness_are_cut_by_their_worth_and_the_law_stays(parents):
     p, q = RandomTable(3, 3), RandomTable(3, 4)
     log: list[tuple[int, int]] = []
-    drafter = Stating(q, fixed=True, parents=parents)
-    got = law_of_engine(
+    drafter = StatingDrafter(q, fixed=True, parents=parents)
+    got = distance(
         p,
         drafter,
         4,
@@ -142,11 +131,11 @@ def test_tokens_chosen_without_randomness_are_cut_by_their_worth_and_the_law_sta
         auto_rule,
         3,
     )
-    assert distance(got, product_law(p, SamplingParams(), 4, 3)) < 1e-12
+    assert got < 1e-12
     assert len({left for _, left in log}) > 1
 
 
-class Offering(Stating):
+class Offering(StatingDrafter):
     """Says beforehand what it expects, as look-ups do."""
 
     def offers(self, requests):
@@ -158,14 +147,14 @@ def test_a_cascade_of_drafts_for_nothing_and_for_pay_is_exact():
     p, q = RandomTable(2, 5), RandomTable(2, 6)
     log: list[tuple[int, int]] = []
     costs = Calibration(Curve(((1, 1.0), (8, 1.4))), draft_first=0.2, draft_next=0.2)
-    got = law_of_engine(
+    got = distance(
         p,
         lambda: CascadeDrafter([Offering(RandomTable(2, 7), fixed=True), LawDrafter(q)], [0.0, 0.3]),
         5,
         lambda: Recording(Prices(costs, fixed=True), free="some", probing=0.3, log=log),
         k=3,
     )
-    assert distance(got, product_law(p, SamplingParams(), 5, 2)) < 1e-12
+    assert got < 1e-12
     assert len({asked for asked, _ in log}) > 1
 
 
@@ -184,9 +173,8 @@ def test_the_biased_variant_is_caught():
     p, q = RandomTable(3, 1), RandomTable(3, 2)
     costs = Calibration(Curve(((1, 1.0), (2, 1.0), (3, 1.2), (4, 1.2))))
     for budget, biased in ((AdaptiveBudget, False), (Withholding, True)):
-        got = law_of_engine(p, Stating(q), 4, lambda: budget(Prices(costs, fixed=True), free="all"), k=3)  # noqa: B023
-        off = distance(got, product_law(p, SamplingParams(), 4, 3))
-        assert (off > 1e-3) if biased else (off < 1e-12)
+        got = distance(p, StatingDrafter(q), 4, lambda: budget(Prices(costs, fixed=True), free="all"), k=3)  # noqa: B023
+        assert (got > 1e-3) if biased else (got < 1e-12)
 
 
 def test_leaving_out_a_drawn_token_is_refused():

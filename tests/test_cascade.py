@@ -7,6 +7,7 @@ import random
 import pytest
 
 from draftproof import SamplingParams
+from draftproof.audit.exact import engine_distance
 from draftproof.drafters import catalog
 from draftproof.drafters.cascade import CascadeDrafter, build, num_accepted
 from draftproof.drafters.context import DraftContext
@@ -24,11 +25,9 @@ from draftproof.testing import (
     OracleDrafter,
     RandomTable,
     SilentDrafter,
-    TableTarget,
 )
 from draftproof.types import Draft, DraftRequest
 from engines import GREEDY, ModelTarget, engine, lm, model_drafter, reference
-from test_sampled_law import F64, distance, law_of_engine, product_law
 from tiny import tiny_llama
 
 
@@ -237,8 +236,7 @@ def test_the_law_is_exact_whoever_is_chosen(settings):
         def release(self, sequence_id):
             self.inner.release(sequence_id)
 
-    got = law_of_engine(TableTarget(p, **F64), Fresh(), params, max_draft=2)
-    assert distance(got, product_law(p, params, 4, 3)) < 1e-12
+    assert engine_distance(p, Fresh(), params, max_draft=2) < 1e-12
     assert chosen == {"fixed", "independent"}
 
 
@@ -258,8 +256,7 @@ def test_the_law_is_exact_with_suffix_drafts(shared, settings):
             self._sequences.clear()
 
     drafter = Frozen(floor=0, memory=memory)
-    got = law_of_engine(TableTarget(p, **F64), drafter, params, max_draft=3)
-    assert distance(got, product_law(p, params, 4, 3)) < 1e-12
+    assert engine_distance(p, drafter, params, max_draft=3) < 1e-12
 
 
 def test_a_seed_fixes_a_sampled_text_whatever_shares_the_batch_of_a_cascade():

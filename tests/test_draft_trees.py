@@ -9,6 +9,7 @@ import pytest
 import torch
 
 from draftproof import SamplingParams, sampling
+from draftproof.audit.laws import law_of_texts
 from draftproof.drafters.draft_model import ModelDrafter
 from draftproof.drafters.growth import Costs, TreeOption, layered
 from draftproof.drafters.ngram import NgramDrafter
@@ -22,12 +23,10 @@ from draftproof.models.masks import Block
 from draftproof.models.plugged import PluggedForward
 from draftproof.sampling import SeededSource
 from draftproof.types import Draft, DraftRequest, Probs, Verification
-from draftproof.verify.law import exact_law
+from draftproof.verify.law import exact_law, total_variation
 from engines import ModelTarget, lm, model_drafter, reference
-from laws import law_of_texts
 from test_cached_lm import KINDS, made
 from test_lean import FAMILY, FORMATS, loaded, randomised
-from test_sampled_law import distance
 from tiny import tiny_llama
 
 
@@ -120,7 +119,7 @@ def test_the_law_is_exact_with_trees_of_a_real_draft_model(case):
     plain = ModelTarget(big)
     plain.dtype = torch.float64
     expected = law_of_texts(plain, params, eos)
-    assert distance(exact_law(run), expected) < 1e-6
+    assert total_variation(exact_law(run), expected) < 1e-6
 
 
 @pytest.mark.parametrize("option", ["2,1", "3,1", "1,2"])
@@ -149,7 +148,7 @@ def test_one_round_of_a_whole_tree_has_exactly_the_targets_law(option):
         return tuple(text[:2])
 
     expected = {(a, b): laws[()].prob(0, a) * laws[(a,)].prob(0, b) for a, b in itertools.product(range(3), repeat=2)}
-    assert distance(exact_law(run), expected) < 1e-6
+    assert total_variation(exact_law(run), expected) < 1e-6
 
 
 def test_distinct_draws_have_the_law_of_drawing_without_replacement():
@@ -166,7 +165,7 @@ def test_distinct_draws_have_the_law_of_drawing_without_replacement():
                     weight *= float(weights[token]) / left
                     left -= float(weights[token])
                 expected[order] = weight
-            assert distance(got, expected) < 1e-12
+            assert total_variation(got, expected) < 1e-12
     assert weights.tolist() == [0.5, 0.0, 0.3, 0.2], "the law itself stays"
 
 

@@ -16,10 +16,10 @@ from draftproof.models.cached_lm import CachedLM
 from draftproof.models.forwards import make_forward
 from draftproof.sampling import SeededSource
 from draftproof.types import Draft, DraftRequest
+from draftproof.verify.law import exact_law, total_variation
 from engines import GREEDY, ModelTarget, engine, lm, reference
 from test_cascade import Counting
 from test_lean import FAMILY, loaded, randomised
-from test_sampled_law import distance, exact_law
 from tiny import tiny_llama
 
 
@@ -143,7 +143,7 @@ def test_the_law_is_exact_with_self_drafting(case):
             row = sampling.probs(plain.next_logits((0, *text[:i]))[None], params, (0, *text[:i]), 1)
             weight *= row.prob(0, text[i])
         expected[text] = weight
-    assert distance(law(EarlyExitDrafter(target.forward, 1)), expected) < 1e-6
+    assert total_variation(law(EarlyExitDrafter(target.forward, 1)), expected) < 1e-6
 
 
 def test_greedy_text_is_the_plain_one_and_no_prompt_is_fed_twice():

@@ -8,9 +8,12 @@ import random
 import pytest
 import torch
 
-from draftproof.sampling import SeededSource, probs
+from draftproof.audit.laws import PAIRS, point, processed
+from draftproof.audit.mutants import EXACT
+from draftproof.audit.rules import SETTINGS
+from draftproof.sampling import SeededSource
 from draftproof.testing import RandomTable
-from draftproof.types import Draft, SamplingParams
+from draftproof.types import Draft
 from draftproof.verify import (
     EnumeratingSource,
     argmax_chain,
@@ -22,9 +25,6 @@ from draftproof.verify import (
     token_rule,
     total_variation,
 )
-from laws import alternating, opposite, point, top
-
-EXACT = 1e-12
 
 
 @pytest.mark.parametrize("num_tokens", [0, 1, 2, 3, 4])
@@ -48,19 +48,6 @@ def test_greedy_is_the_one_hot_case(num_tokens):
     greedy = point(table)
     for propose in (sampled_chain(q, num_tokens), argmax_chain(q, num_tokens), argmax_chain(table, num_tokens)):
         assert distance_from_target(greedy, propose, token_rule, rounds=2) < EXACT
-
-
-PAIRS = {
-    "equal laws": (RandomTable(3, 1, 0.2), RandomTable(3, 1, 0.2)),
-    "disjoint supports": (alternating, opposite),
-    "p a point mass": (point(RandomTable(3, 3)), RandomTable(3, 4)),
-    "q a point mass": (RandomTable(3, 3), point(RandomTable(3, 4))),
-    "q truncated to its top 2": (RandomTable(4, 5), top(RandomTable(4, 6), 2)),
-    "p truncated to its top 2": (top(RandomTable(4, 5), 2), RandomTable(4, 6)),
-    "both truncated": (top(RandomTable(4, 5), 2), top(RandomTable(4, 6), 2)),
-    "p concentrated on a token q rarely draws": (lambda _: [0.98, 0.01, 0.01], lambda _: [0.01, 0.5, 0.49]),
-    "q a hair away from p": (lambda _: [0.3, 0.7], lambda _: [0.3 + 1e-9, 0.7 - 1e-9]),
-}
 
 
 @pytest.mark.parametrize("name", PAIRS)
@@ -104,21 +91,10 @@ class Fixed:
         return self.tokens.pop(0) if self.tokens else self.source.categorical(weights, stream)
 
 
-@pytest.mark.parametrize(
-    "params",
-    [
-        SamplingParams(temperature=0.7),
-        SamplingParams(top_k=2),
-        SamplingParams(top_p=0.8),
-        SamplingParams(min_p=0.5),
-        SamplingParams(temperature=0),
-    ],
-    ids=["temperature", "top-k", "top-p", "min-p", "greedy"],
-)
+@pytest.mark.parametrize("params", SETTINGS, ids=str)
 def test_processed_laws_pass_through_the_production_distribution(params):
     """p and q both come from `sampling.probs`, so p is the law after the processors, sparse where they make it so."""
-    tables = RandomTable(3, 1), RandomTable(3, 2)
-    p, q = (lambda prefix, t=table: probs(t(prefix).log()[None], params) for table in tables)
+    p, q = processed(RandomTable(3, 1), params), processed(RandomTable(3, 2), params)
     assert distance_from_target(p, sampled_chain(q, 2), token_rule) < EXACT
 
 

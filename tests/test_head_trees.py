@@ -22,12 +22,11 @@ from draftproof.models.lean import LeanForward
 from draftproof.models.plugged import PluggedForward
 from draftproof.sampling import SeededSource
 from draftproof.types import DraftRequest, SamplingParams
-from draftproof.verify.law import exact_law
+from draftproof.verify.law import exact_law, total_variation
 from engines import ModelTarget, engine, reference
 from heads import V, medusa, save
 from test_draft_trees import PerText
 from test_heads import KINDS, Checking, build, expected_logits, request, target_model
-from test_sampled_law import distance
 from tiny import save_tiny
 
 EAGLES = ["eagle1", "eagle1 with 2 layers", "eagle3 original", "eagle3 speculators, normed output"]
@@ -234,7 +233,7 @@ def test_the_law_is_exact_with_trees_of_a_head(tmp_path, kind):
     for _ in range(3):
         laws = {text: law(text) for text in expected}
         expected = {(*text, t): p * laws[text].prob(0, t) for text, p in expected.items() for t in allowed}
-    assert distance(exact_law(run), expected) < 1e-9 and 2 in sizes
+    assert total_variation(exact_law(run), expected) < 1e-9 and 2 in sizes
 
 
 def guessing_medusa(model, choices):

@@ -1,13 +1,15 @@
-"""Tiny random models and toy tokenizers for tests: built from configs, no network, a few milliseconds each."""
+"""Toy tokenizers and model folders for tests, and the tiny random models of the auditor: no network."""
 
 from __future__ import annotations
 
 from pathlib import Path
 from typing import Any
 
-import torch
 from tokenizers import Tokenizer, decoders, models, pre_tokenizers
-from transformers import AutoModelForCausalLM, LlamaConfig, PretrainedConfig, PreTrainedTokenizerFast
+from transformers import PreTrainedTokenizerFast
+
+from draftproof.audit.tiny import tiny_llama as tiny_llama
+from draftproof.audit.tiny import tiny_model as tiny_model
 
 BYTES = sorted(pre_tokenizers.ByteLevel.alphabet())
 SPECIALS = ("<|end|>", "<|user|>", "<|assistant|>")
@@ -16,32 +18,6 @@ CHAT_TEMPLATE = (
     "{% for message in messages %}<|{{ 'assistant' if message['role'] == 'assistant' else 'user' }}|>"
     "{{ message['content'] }}<|end|>{% endfor %}{% if add_generation_prompt %}<|assistant|>{% endif %}"
 )
-
-
-def tiny_llama(seed: int = 0, **overrides: Any) -> Any:
-    """A random Llama: vocab 128, hidden 64, 2 layers, 4 heads, 2 KV heads, 256 positions, fp32, CPU, no end-of-text."""
-    settings: dict[str, Any] = {
-        "vocab_size": 128,
-        "hidden_size": 64,
-        "intermediate_size": 128,
-        "num_hidden_layers": 2,
-        "num_attention_heads": 4,
-        "num_key_value_heads": 2,
-        "max_position_embeddings": 256,
-        "initializer_range": 0.3,
-        "bos_token_id": None,
-        "eos_token_id": None,
-        "pad_token_id": None,
-    }
-    return tiny_model(LlamaConfig(**{**settings, **overrides}), seed)
-
-
-def tiny_model(config: PretrainedConfig, seed: int = 0) -> Any:
-    """The causal language model of any config with random weights that depend on `seed` alone; fp32, CPU, eval."""
-    with torch.random.fork_rng(devices=[]):
-        torch.manual_seed(seed)
-        model = AutoModelForCausalLM.from_config(config, dtype=torch.float32)
-    return model.eval().requires_grad_(False)
 
 
 def byte_tokenizer(

@@ -7,7 +7,8 @@
     │   └── VocabularyError   target and drafter do not share a vocabulary
     ├── DrafterError      a drafter broke its contract (too many tokens, a law that is none, ...)
     ├── TrainingError     a training run that cannot go on, or data that does not belong to it
-    └── FetchError        a model that could not be fetched, checked or stored
+    ├── FetchError        a model that could not be fetched, checked or stored
+    └── ServerError       a server that cannot be reached or answers with something else
 
 The command line prints the message alone and exits with status 2.
 """
@@ -43,3 +44,7 @@ class TrainingError(DraftproofError):
 
 class FetchError(DraftproofError):
     """A model could not be fetched, its hash is wrong, or it could not be stored."""
+
+
+class ServerError(DraftproofError):
+    """Another server could not be reached, refused a request or answered with something unexpected."""

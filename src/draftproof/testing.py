@@ -337,6 +337,18 @@ class LawDrafter(_Scripted):
         return Probs((values / values.sum())[None], ids[None], row.vocab_size)
 
 
+class StatingDrafter(LawDrafter):
+    """Says of every node how likely it is by its own law, drawn or not, as an adaptive budget asks."""
+
+    def _draft(self, request: DraftRequest, budget: int) -> Draft:
+        draft = super()._draft(request, budget)
+        chances: list[float] = []
+        for node, parent in enumerate(draft.parents):
+            row = self._row((*request.tokens, *(draft.tokens[i] for i in draft.path(node)[:-1])))
+            chances.append(row.prob(0, draft.tokens[node]) * (chances[parent] if parent >= 0 else 1.0))
+        return replace(draft, survival=tuple(chances))
+
+
 class ByteTokenizer:
     """One token per UTF-8 byte, and id 256 for the end of the text.
 

@@ -9,7 +9,7 @@ from typing import Annotated, Any
 import typer
 
 from .document import Document
-from .options import JsonFile, flat
+from .options import JsonFile
 from .train_data import data
 from .train_options import NET, RUN, Out, TrainOptions, TrainTarget
 
@@ -109,14 +109,6 @@ def eagle(
 
 
 COMMANDS: dict[str, Callable[..., None]] = {"data": data, "distill": distill, "medusa": medusa, "eagle": eagle}
-
-
-def group() -> typer.Typer:
-    """The sub-commands."""
-    made = typer.Typer(help="Train a drafter for your own target.", no_args_is_help=True)
-    for name, command in COMMANDS.items():
-        made.command(name)(flat(command))
-    return made
 
 
 def _train(

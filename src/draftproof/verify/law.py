@@ -30,6 +30,10 @@ Proposer = Callable[[Prefix, RandomSource], Draft]
 """Prefix and source -> a draft, like a drafter but for one context."""
 
 
+class HiddenChance(RuntimeError):
+    """Code under enumeration does not repeat itself: it keeps state or draws from elsewhere."""
+
+
 class Choice(NamedTuple):
     """One answered request: the stream, the value (accepted or not; or the index drawn) and its probability."""
 
@@ -72,7 +76,7 @@ class EnumeratingSource:
             self._branches.append(_Branch(options))
         branch = self._branches[self._depth]
         if branch.options != options:
-            raise RuntimeError("the code asked for other chances than on its last run: it keeps state or other chance")
+            raise HiddenChance("the code asked for other chances than on its last run: it keeps state or other chance")
         self._depth += 1
         return branch.options[branch.taken].value
 
@@ -111,7 +115,7 @@ def exact_law(
         observer: called after every run with outcome, probability and choices; gives access to joint laws.
 
     Raises:
-        RuntimeError: `run` behaved differently on equal answers, so it has other chance or keeps state.
+        HiddenChance: `run` behaved differently on equal answers, so it has other chance or keeps state.
     """
     law: dict[Outcome, float] = {}
     source = EnumeratingSource()

@@ -2,27 +2,33 @@
 broken ones are cut from by overriding one part.
 """
 
+from __future__ import annotations
+
 import torch
 
-from draftproof.types import Verification
+from ..interfaces import RandomSource
+from ..types import Draft, Probs, Verification
+
+Row = list[float]
 
 
 class Recursion:
     """A verifier. `at_once` decides each child before what follows it is seen: the token rule."""
 
-    def __init__(self, at_once=False):
+    def __init__(self, at_once: bool = False):
         self.at_once = at_once
 
-    def __call__(self, draft, p, source):
+    def __call__(self, draft: Draft, p: Probs, source: RandomSource) -> Verification:
         self.draft, self.source = draft, source
-        self.p = p.to_dense().tolist()
-        self.q = [] if draft.probs is None else draft.probs.to_dense().tolist()
-        path, token = self.visit(-1, 1.0, self.p[0])
+        self.p: list[Row] = p.to_dense().tolist()
+        self.q: list[Row] = [] if draft.probs is None else draft.probs.to_dense().tolist()
+        found = self.visit(-1, 1.0, self.p[0])
+        assert found is not None, "the root is visited with w = 1"
+        path, token = found
         last = path[-1] if path else -1
-        kind = "residual" if draft.children[last + 1] else "bonus"
-        return Verification(tuple(path), token, kind, draft.num_nodes)
+        return Verification(tuple(path), token, "residual" if draft.children[last + 1] else "bonus", draft.num_nodes)
 
-    def visit(self, node, w, p):
+    def visit(self, node: int, w: float, p: Row) -> tuple[list[int], int] | None:
         """Path below `node` and the token after it, with probability w; else None."""
         siblings = self.order(node, p)
         for j, child in enumerate(siblings):
@@ -37,10 +43,11 @@ class Recursion:
             p, w = self.refuse(w, p, q)
         return ([], self.emit(p)) if self.source.bernoulli(w, "accept") else None
 
-    def order(self, node, p):
+    def order(self, node: int, p: Row) -> list[int]:
+        """The children in the order they are tried."""
         return list(self.draft.children[node + 1])
 
-    def law(self, node, tokens, j):
+    def law(self, node: int, tokens: list[int], j: int) -> Row:
         """The law that the j-th of these siblings came from."""
         drawn = self.draft.drawn
         if drawn == "fixed" or (drawn == "hybrid" and j > 0):
@@ -51,20 +58,21 @@ class Recursion:
         left_out = tokens[:j] if drawn == "without_replacement" else tokens[1:]
         return normalised([0.0 if y in left_out else value for y, value in enumerate(q)])
 
-    def accept(self, w, p_x, q_x):
+    def accept(self, w: float, p_x: float, q_x: float) -> float:
         return min(1.0, w * p_x / q_x)
 
-    def refuse(self, w, p, q):
+    def refuse(self, w: float, p: Row, q: Row) -> tuple[Row, float]:
+        """p and w after a failure."""
         left = [max(0.0, w * a - b) for a, b in zip(p, q)]
         mass = sum(left)
         if mass == 0:
             return p, float(w == 1)
         return normalised(left), mass / (mass + (1 - w))
 
-    def emit(self, p):
+    def emit(self, p: Row) -> int:
         return self.source.categorical(torch.tensor(p, dtype=torch.float64), "emit")
 
 
-def normalised(weights):
+def normalised(weights: Row) -> Row:
     total = sum(weights)
     return [value / total for value in weights]
