@@ -1,10 +1,10 @@
 """Three prompts - code, prose, edit - greedy, 128 tokens, batch 1: plain and speculative, in both target formats.
 
-    python benchmarks/three_prompts.py PROMPTS.json [--weights auto int8] [--repeats 5]
+    python benchmarks/three_prompts.py PROMPTS.json [--weights auto int8] [--repeats 5] [--tasks prose]
 
-PROMPTS is a JSON object of name to text. Drafters are compared with drafter none of the same run, in interleaved
-order; medians over the repeats, of tokens/s and of the ratio to drafter none in the same repeat (the machine's speed
-drifts). One JSON line per cell. Models: Qwen2.5-Coder 1.5B and 0.5B.
+PROMPTS is a JSON object of name to text. Drafters take turns with drafter none, in an order that is turned round from
+repeat to repeat; medians over the repeats, of tokens/s and of the ratio to drafter none in the same repeat (the
+machine's speed drifts). One JSON line per cell. Models: Qwen2.5-Coder 1.5B and 0.5B.
 """
 
 from __future__ import annotations
@@ -36,6 +36,7 @@ def main() -> None:
     parser.add_argument("--weights", nargs="+", default=["auto", "int8"])
     parser.add_argument("--repeats", type=int, default=5)
     parser.add_argument("--tokens", type=int, default=128)
+    parser.add_argument("--tasks", nargs="+", help="these prompts only")
     parser.add_argument("--draft-vocab", type=int, default=32768)
     arguments = parser.parse_args()
     prompts = json.loads(arguments.prompts.read_text(encoding="utf-8"))
@@ -44,12 +45,12 @@ def main() -> None:
     for weights in arguments.weights:
         plain = dp.load(TARGET, dtype="bfloat16", weights=weights, max_batch=1)
         engines = drafters(plain, arguments.draft_vocab)
-        for task, text in prompts.items():
+        for task, text in ((t, prompts[t]) for t in arguments.tasks or prompts):
             chat = [[{"role": "user", "content": text}]]
             speeds: dict[str, list[float]] = {name: [] for name in engines}
             results = {}
             for repeat in range(arguments.repeats + 1):
-                for name, engine in engines.items():
+                for name, engine in sorted(engines.items(), reverse=bool(repeat % 2)):
                     engine.target.forget()
                     result = engine.generate(chat, params if repeat else warm_up)[0]
                     stats = result.stats
