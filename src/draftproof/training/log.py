@@ -18,6 +18,8 @@ _COLUMNS = (
     "sampled_length",
 )  # fmt: skip
 
+_SHADES = ("#08306b", "#1b6ca8", "#4f9bcb", "#2a9d8f", "#8ab17d", "#c9a227", "#e07a3f", "#9c4f96")  # by position
+
 
 class Log:
     """Rows in order; the file is written as a whole, so it never says more than the checkpoint beside it."""
@@ -67,10 +69,9 @@ def plot(rows: list[dict[str, Any]], path: Path, title: str) -> bool:
     lengths.legend(frameon=False)
     for position in range(1, 9):
         if all(f"greedy_{position}" in row for row in measures):
-            shade = 0.85 - 0.7 * (position - 1) / 7
             values = [row[f"greedy_{position}"] for row in measures]
-            rates.plot(tokens, values, color=(0.1, 0.42, 0.66, shade + 0.15), label=f"position {position}")
-    rates.set(xlabel="million tokens trained on", ylabel="accepted, given those before (temperature 0)")
+            rates.plot(tokens, values, color=_SHADES[position - 1], label=f"position {position}")
+    rates.set(xlabel="million tokens trained on", ylabel="acceptance rate at temperature 0")
     rates.legend(frameon=False, fontsize=8)
     losses.plot([row["tokens"] / 1e6 for row in steps], [row["loss"] for row in steps], color="#b0b0b0", label="steps")
     losses.plot(tokens, [row["held_out_loss"] for row in measures], color="#1b6ca8", marker="o", markersize=3,
