@@ -163,6 +163,7 @@ def test_the_biased_variant_is_caught():
 
     class Withholding(AdaptiveBudget):
         def cut(self, sequences, drafts):
+            drafts = super().cut(sequences, drafts)
             options = [Option(1, [Part(chance, 1.0, 0, i + 1) for i, chance in enumerate(d.survival)]) for d in drafts]
             chosen, _ = best_parts(options, self.prices)
             return [cut_drawn(d, part.budget if part else 0) for d, part in zip(drafts, chosen)]

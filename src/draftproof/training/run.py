@@ -118,7 +118,7 @@ def train(
     recipe = _recipe(plan, loaded, vocab, settings)
     shared = processes(loaded.model)
     with shared.main_process_first():
-        _begin(folder, begun)
+        _begin(folder, begun, shared.is_main_process)
     if plan.start_from is not None:
         _start_from(recipe, plan.start_from)
     forward = make_forward(loaded, weights=plan.weights, bitwise=None)
@@ -194,9 +194,11 @@ def _captured(
     return capture
 
 
-def _begin(folder: Path, begun: dict[str, Any]) -> None:
-    """Start the folder's run, or check that this is the same one."""
+def _begin(folder: Path, begun: dict[str, Any], main: bool) -> None:
+    """Start the folder's run, or check that this is the same one. A run killed while it began left nothing."""
     path = folder / RUN
+    if main:
+        remove_partials(folder)
     if path.exists():
         before = read_json(path)
         for name, new in begun.items():
@@ -213,7 +215,6 @@ def _begin(folder: Path, begun: dict[str, Any]) -> None:
         raise TrainingError(f"{folder} is there and holds no training run: choose a new folder")
     else:
         write_json(path, begun)
-    remove_partials(folder)
 
 
 def _start_from(recipe: Recipe, folder: Path) -> None:

@@ -21,6 +21,7 @@ class Withholding(AdaptiveBudget):
     """Keeps as many drawn tokens as promise the best goodput, by their own probabilities."""
 
     def cut(self, sequences: Sequence[SequenceState], drafts: Sequence[Draft]) -> list[Draft]:
+        drafts = super().cut(sequences, drafts)
         options = [
             Option(1, [Part(chance, 1.0, 0, i + 1) for i, chance in enumerate(draft.survival or ())])
             for draft in drafts

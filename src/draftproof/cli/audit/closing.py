@@ -9,7 +9,6 @@ from rich.box import SIMPLE_HEAD
 from rich.table import Table
 from rich.text import Text
 
-from .. import show
 from ..document import Document
 
 if TYPE_CHECKING:
@@ -37,6 +36,8 @@ class Outputs:
         Raises:
             typer.Exit: with status 1, unless the verdict is lossless.
         """
+        from .. import show
+
         console = show.out()
         for section in report.sections:
             if section.rows:
