@@ -163,7 +163,7 @@ def test_h12_the_targets_template_is_the_only_one(folders, tmp_path):
     dp.load(plain, spy).generate(chat, GREEDY)
     prompt = tuple(plain.codec.encode_chat(chat))
     assert spy.asked[0] == prompt
-    speculative = dp.load(plain, f"model:{draft}")
+    speculative = dp.load(plain, f"model:{draft}", adaptive=False)
     fed = []
     extend = speculative.drafter.lm.extend
     speculative.drafter.lm.extend = lambda rows, feeds: fed.extend(map(tuple, feeds)) or extend(rows, feeds)
