@@ -197,7 +197,9 @@ def _check(
     params: SamplingParams,
     repeats: int,
 ) -> tuple[list[dict[str, Any]], bool]:
-    """Measured rows, and whether Ctrl-C ended it early."""
+    """Measured rows, and whether Ctrl-C ended it early. Where a task has too few prompts to fill a batch, the prompts of
+    all tasks run together.
+    """
     from ..audit.greedy import first_difference
     from ..bench.run import cells
     from . import show
@@ -205,10 +207,14 @@ def _check(
     measured: list[dict[str, Any]] = []
     try:
         with show.Status("checking") as status:
-            for rows in cells(
-                plain, compared, check, batches, params, repeats, status.update, explain=first_difference
-            ):
-                measured += [row.to_dict() for row in rows]
+            for size in batches:
+                fits = size == 1 or all(len(listed) >= size for listed in check.values())
+                tasks = check if fits else {"all": [prompt for listed in check.values() for prompt in listed]}
+                measuring = cells(
+                    plain, compared, tasks, (size,), params, repeats, status.update, explain=first_difference
+                )
+                for rows in measuring:
+                    measured += [row.to_dict() for row in rows]
     except KeyboardInterrupt:
         return measured, True
     return measured, False

@@ -104,7 +104,7 @@ class AdaptiveBudget:
         self._credit = self._wanted = 0.0  # seconds that may go into probing, and what the next probe would take
 
     def plan(self, sequences: Sequence[SequenceState], most: Sequence[int]) -> list[int]:
-        self._most = most
+        self._most, self._stated = most, [False] * len(sequences)
         if self._free == "all":
             self._asked = list(most)
             return self._asked
