@@ -138,7 +138,7 @@ def test_every_kind_of_drafter_says_under_reading_what_it_says_when_it_drafts(ki
         target = target_of(tiny_llama(9), 4)
         drafter = EarlyExitDrafter(target.forward, 1)
     else:
-        target, drafter = build(kind, tmp_path)
+        target, drafter = build(kind, tmp_path / "head")
     noting = Noting(drafter)
     params = SamplingParams(temperature=0.8, max_new_tokens=40, seed=1)
     results = engine(target, noting, max_draft=3, max_batch=4).generate([[1, 2, 3], [7, 5]], params)
