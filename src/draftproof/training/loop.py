@@ -125,10 +125,11 @@ class Loop:
             "loss": None, "lowest": None, "log": [],
         }  # fmt: skip
         log = Log(self.folder, state["log"])
-        began, before, spent = time.perf_counter(), state["seconds"], {"teacher": 0.0, "tokens": 0}
+        before, spent = state["seconds"], {"teacher": 0.0, "tokens": 0}
         if not state["step"] and state["best"] is None:
             self._judge(state, log, spent)
             self._save(state, log)
+        began = time.perf_counter()
         reason = "done"
         while state["step"] < self.num_steps:
             if settings.patience and state["worse"] >= settings.patience:
