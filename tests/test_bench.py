@@ -394,6 +394,20 @@ def test_the_built_in_prompts_are_of_nine_tasks(model: str, capsys: pytest.Captu
     assert {row["identical"] for row in rows} == {None}
 
 
+def test_bench_takes_what_the_target_is_loaded_with(model, capsys):
+    """One target is loaded with these, and the drafters over it."""
+    target = ["--dtype", "float32", "--weights", "dense", "--no-bitwise", "--max-length", "900", "--device", "cpu"]
+    options = ["--drafter", "ngram", "-n", "6", "--repeats", "1", "--limit", "1", "--json", "-"]
+    assert main(["bench", "--target", model, *target, *options]) == 0
+    config = last_json(capsys.readouterr().out)["config"]
+    assert (config["dtype"], config["weights"], config["bitwise"], config["max_length"]) == (
+        "float32",
+        "dense",
+        True,
+        512,
+    )
+
+
 def test_bench_ends_with_status_1_where_the_rule_is_broken(
     model: str, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:

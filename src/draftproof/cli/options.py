@@ -144,6 +144,8 @@ class TargetOptions:
         target = values.pop("target")
         values["draft_corpus"] = [_text(path) for path in self.draft_corpus or ()]
         values |= changes
+        if base is not None:  # what the target was loaded with is settled
+            values |= {"dtype": None, "device": None, "bitwise": None, "max_length": None, "weights": "auto"}
         with Loading(f"loading {target if base is None else drafter}") as progress:
             return load(base or target, drafter, **values, progress=progress)
 
