@@ -197,8 +197,8 @@ def _check(
     params: SamplingParams,
     repeats: int,
 ) -> tuple[list[dict[str, Any]], bool]:
-    """Measured rows, and whether Ctrl-C ended it early. Where a task has too few prompts to fill a batch, the prompts of
-    all tasks run together.
+    """Measured rows, and whether Ctrl-C ended it early. Where a task's prompts do not fill a batch, those of all tasks
+    run together.
     """
     from ..audit.greedy import first_difference
     from ..bench.run import cells
