@@ -400,12 +400,7 @@ def test_bench_takes_what_the_target_is_loaded_with(model, capsys):
     options = ["--drafter", "ngram", "-n", "6", "--repeats", "1", "--limit", "1", "--json", "-"]
     assert main(["bench", "--target", model, *target, *options]) == 0
     config = last_json(capsys.readouterr().out)["config"]
-    assert (config["dtype"], config["weights"], config["bitwise"], config["max_length"]) == (
-        "float32",
-        "dense",
-        True,
-        512,
-    )
+    assert [config[key] for key in ("dtype", "weights", "bitwise", "max_length")] == ["float32", "dense", False, 900]
 
 
 def test_bench_ends_with_status_1_where_the_rule_is_broken(

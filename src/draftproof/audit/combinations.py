@@ -15,6 +15,7 @@ from ..interfaces import Verifier
 from ..testing import LawDrafter, RandomTable, StatingDrafter
 from ..types import SamplingParams
 from ..verify import auto_rule
+from ..verify.law import PrefixLaw
 from .exact import engine_distance
 from .rules import DRAWN, Coverage, Progress, is_chain, silent
 
@@ -48,14 +49,18 @@ BUDGETS: dict[str, Callable[[], dict[str, Any]]] = {
     "at most 2 tokens, cut by what is left": lambda: {"max_draft": 2},
     "at most 3 tokens, cut by what is left": lambda: {"max_draft": 3},
     "no drafting": lambda: {"max_draft": 0},
+}
+LEARNING: dict[str, Callable[[], dict[str, Any]]] = {
     "adaptive, costs in steps": lambda: adaptive(STEPPED, 2, free="none"),
     "adaptive, cheap drafts": lambda: adaptive(CHEAP, 2, free="none"),
-    "adaptive, cut afterwards too": lambda: adaptive(STEPPED, 2, free="all"),
+    "adaptive, cut afterwards too": lambda: adaptive(STEPPED, 3, free="all"),
 }
 """Rules for how many tokens may be drafted (`engine.budget`), as options of `Engine` made anew for every path: so
-enumeration walks through every history that a rule can learn from.
+enumeration walks through every history that a rule can learn from. Those that learn get more rounds, over two tokens.
 """
 
+P, Q = RandomTable(3, 3), RandomTable(3, 4)
+P2, Q2 = RandomTable(2, 1), RandomTable(2, 2)
 ONE, TWO = "at most 1 token, cut by what is left", "at most 2 tokens, cut by what is left"
 
 
@@ -66,9 +71,7 @@ class _Run:
     drafter: LawDrafter
     verify: Verifier = auto_rule
     budget: Callable[[], dict[str, Any]] = BUDGETS[ONE]
-
-
-P, Q = RandomTable(3, 3), RandomTable(3, 4)
+    law: PrefixLaw = P
 
 
 def processor_sets() -> Iterator[SamplingParams]:
@@ -93,11 +96,12 @@ def _runs() -> Iterator[_Run]:
                         drafter = LawDrafter(Q, drawn=drawn, parents=parents)
                         params = SamplingParams(temperature=0.8, max_new_tokens=3, **settings)
                         yield _Run("processors x verifiers x drawing", params, drafter, verify, BUDGETS[TWO])
-    for name, budget in BUDGETS.items():
-        for drawn in DRAWN:
-            yield _Run(
-                f"budget: {name}", SamplingParams(max_new_tokens=4), StatingDrafter(Q, drawn=drawn), budget=budget
-            )
+    for drawn in DRAWN:
+        for name, budget in BUDGETS.items():
+            yield _Run(f"budget: {name}", SamplingParams(max_new_tokens=3), LawDrafter(Q, drawn=drawn), budget=budget)
+        for name, budget in LEARNING.items():
+            params = SamplingParams(max_new_tokens=4)
+            yield _Run(f"budget: {name}", params, StatingDrafter(Q2, drawn=drawn), budget=budget, law=P2)
 
 
 def coverage(progress: Progress = silent) -> list[Coverage]:
@@ -106,6 +110,6 @@ def coverage(progress: Progress = silent) -> list[Coverage]:
     found: dict[str, list[float]] = {}
     for done, run in enumerate(runs):
         progress(done, len(runs), run.group)
-        distance = engine_distance(P, run.drafter, run.params, run.verify, fresh=run.budget)
+        distance = engine_distance(run.law, run.drafter, run.params, run.verify, fresh=run.budget)
         found.setdefault(run.group, []).append(distance)
     return [Coverage(group, len(distances), max(distances)) for group, distances in found.items()]

@@ -9,10 +9,10 @@ from ...engine.acceptance import Part
 from ...engine.budget import AdaptiveBudget, Option, best_parts
 from ...engine.prices import Prices
 from ...params import SamplingParams
-from ...testing import StatingDrafter
+from ...testing import RandomTable, StatingDrafter
 from ...types import Draft, SequenceState
 from ..exact import engine_distance
-from .mutant import Mutant, P, Q
+from .mutant import Mutant
 
 COSTS = Calibration(Curve(((1, 1.0), (2, 1.0), (3, 1.2), (4, 1.2))))
 
@@ -37,8 +37,8 @@ def _first(draft: Draft, num: int) -> Draft:
 def _distance(kind: type[AdaptiveBudget]) -> float:
     params = SamplingParams(max_new_tokens=4)
     return engine_distance(
-        P,
-        StatingDrafter(Q),
+        RandomTable(2, 3),
+        StatingDrafter(RandomTable(2, 4)),
         params,
         fresh=lambda: {"max_draft": 3, "budget": kind(Prices(COSTS, fixed=True), free="all")},
     )
