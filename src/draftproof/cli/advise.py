@@ -23,7 +23,7 @@ if TYPE_CHECKING:
     from ..bench.run import Arm
 
 CANDIDATES = ("ngram", "suffix")  # what every target has
-BATCHES, CHECKED = (1, 2, 4, 8, 16, 32, 64), (1, 4)
+BATCHES, CHECKED = (1, 2, 4, 8, 16, 32, 64), (1,)
 MAX_NEW_TOKENS, BUILT_IN = 64, 2  # and so many of the built-in prompts of each task: an answer in minutes
 
 
@@ -45,7 +45,7 @@ def advise(
     ] = None,
     batch: Annotated[
         list[int] | None,
-        typer.Option("--batch", min=1, metavar="N", help="Check at this batch size; repeatable. Default: 1 and 4."),
+        typer.Option("--batch", min=1, metavar="N", help="Check at this batch size; repeatable. Default: 1."),
     ] = None,
     prompts_file: Annotated[
         str | None,
