@@ -520,6 +520,16 @@ def test_a_table_is_the_curve_at_every_number(limit):
         assert curve.table(limit) == pytest.approx([curve.at(m) for m in range(limit + 1)])
 
 
+def test_noisy_times_make_a_curve_that_rises():
+    """Passes over 64 tokens that happened to take less time than those over 32 make nothing cheap or negative."""
+    curve = Curve.rising({1: 10.0, 2: 9.0, 8: 12.0, 32: 40.0, 64: 30.0})
+    table = curve.table(600)[1:]
+    assert all(a <= b for a, b in zip(table, table[1:]))
+    assert (curve.at(1), curve.at(8), curve.at(32)) == (9.5, 12.0, 35.0)
+    assert curve.at(600) > 5 * curve.at(64)
+    assert Curve.rising({1: 3.0}).at(50) == 3.0
+
+
 # -- calibration ------------------------------------------------------------------------------------------------------
 
 

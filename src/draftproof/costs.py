@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from bisect import bisect_left
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from math import ceil
 
@@ -16,6 +17,23 @@ class Curve:
     """
 
     points: tuple[tuple[float, float], ...]
+
+    @staticmethod
+    def rising(measured: Mapping[int, float]) -> Curve:
+        """The curve of noisy times: what falls although M grows is averaged with what lies before it (isotonic
+        regression), and beyond the last measurement costs grow at least as fast as they did on the whole.
+        """
+        runs: list[list[tuple[int, float]]] = []
+        for point in sorted(measured.items()):
+            runs.append([point])
+            while len(runs) > 1 and _mean(runs[-1]) < _mean(runs[-2]):
+                runs[-2:] = [runs[-2] + runs[-1]]
+        points = [(float(m), _mean(run)) for run in runs for m, _ in run]
+        if len(points) > 1:
+            (first, low), (before, lower), (last, high) = points[0], points[-2], points[-1]
+            slope = max((high - lower) / (last - before), (high - low) / (last - first))
+            points.append((4 * last, high + 3 * last * slope))
+        return Curve(tuple(points))
 
     def at(self, num_tokens: float) -> float:
         """The cost of a pass over so many tokens."""
@@ -40,6 +58,10 @@ class Curve:
 
     def _line(self, right: int) -> tuple[tuple[float, float], tuple[float, float]]:
         return self.points[right - 1], self.points[right]
+
+
+def _mean(run: Sequence[tuple[int, float]]) -> float:
+    return sum(cost for _, cost in run) / len(run)
 
 
 @dataclass(frozen=True)

@@ -83,16 +83,16 @@ def costs(
         plain_results: of plain decoding, which show what a round takes beside its pass.
     """
     target: CachedLM = plain.target  # type: ignore[assignment]
-    passes = Curve(tuple(sorted((m, t / 1e3) for m, t in measured[0].t_ms.items())))
+    passes = Curve.rising({m: t / 1e3 for m, t in measured[0].t_ms.items()})
     base = with_drafter(Calibration(passes, CONTEXT), target, engine.drafter, max(1, engine.max_draft))
     if hasattr(engine.drafter, "offers"):  # a look-up: no passes, and what it takes does not grow with the batch
         base = replace(base, draft_next=0.0)
     batch = Curve(((1, 1.0),))
     own = next((c for c in measured if c.role == "drafter" and engine.drafter.name.endswith(f":{c.model}")), None)
     if own is not None:
-        batch = Curve(tuple(sorted((m, own.v(m)) for m in own.t_ms)))
+        batch = Curve.rising({m: own.v(m) for m in own.t_ms})
     elif not hasattr(engine.drafter, "offers"):
-        batch = Curve(tuple(sorted((m, measured[0].v(m)) for m in measured[0].t_ms)))
+        batch = Curve.rising({m: measured[0].v(m) for m in measured[0].t_ms})
     return Costs(base, batch, rest(plain_results))
 
 

@@ -42,7 +42,7 @@ def target_costs(lm: CachedLM, most_tokens: int, *, clock: Callable[[], float] =
             longer = pass_seconds(lm, [size], context + further, 2, filled=False, limit=_CONTEXT_SECONDS, clock=clock)
             if longer[size]:
                 per_context = max(0.0, min(longer[size]) - known[size]) / (size * further)
-    return Calibration(Curve(tuple(sorted(known.items()))), context, per_context)
+    return Calibration(Curve.rising(known), context, per_context)
 
 
 def with_drafter(
