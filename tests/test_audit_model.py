@@ -361,7 +361,7 @@ def test_the_command_line_audits_a_pair_and_leaves_every_document(folders, tmp_p
     assert "drift towards the draft" in (tmp_path / "audit.html").read_text()
     drafted, plain = (str(tmp_path / "arms" / name) for name in names[-2:])
     again = ["audit", "texts", drafted, "--baseline", plain, "--target", str(folders / "target"), "--tv", "0.3"]
-    assert cli.main(again) == 0
+    assert cli.main([*again, "--dtype", "float32", "--drafter", f"model:{folders / 'draft'}"]) == 0
     assert cli.main([*again[:2], "missing.json", *again[3:]]) == 2
 
 
