@@ -38,7 +38,7 @@ def drafting(plain, root, verify=None) -> Engine:
     return made
 
 
-def audited(root, *urls, more=(), tokens=1200, out=None):
+def audited(root, *urls, more=(), tokens=700, out=None):
     arguments = ["audit", "server", *urls, "--target", str(root / "target"), "--raw", "-n", "32"]
     arguments += ["--tokens", str(tokens), "--prompts", str(root / "prompts.jsonl"), "--tv", "0.15", *more]
     return cli.main([*arguments, "--json", str(out or root / "out.json")])
@@ -62,12 +62,12 @@ def test_a_sound_server_is_lossless_with_and_without_a_baseline(root, plain):
 
 
 def test_a_leaking_server_is_caught(root, plain):
-    """Half of the rounds leak; TV(p, q) is near .6, so the drift is some .15 a token over 4 000 tokens."""
+    """Half of the rounds leak; TV(p, q) is near .6, so the drift is some .15 a token over 2 000 tokens."""
     with serving(drafting(plain, root, leaking(0.5))) as url, serving(plain) as other:
         more = ("--drafter", f"model:{root / 'draft'}")
-        assert audited(root, url, tokens=4000, more=more) == 1
+        assert audited(root, url, tokens=2000, more=more) == 1
         assert document(root)["verdict"] == "not lossless"
-        assert audited(root, url, other, tokens=4000, more=more) == 1
+        assert audited(root, url, other, tokens=2000, more=more) == 1
         assert document(root)["verdict"] == "not lossless"
 
 

@@ -252,7 +252,7 @@ def _joint_law(plan: Plan, make_source: MakeSource) -> Evidence:
 def _streams(plan: Plan, make_source: MakeSource) -> list[Evidence]:
     """Uniforms of every stream, seed by seed: level, and uncorrelated between streams, neighbours and next seeds."""
     num_seeds, num = 200, 50
-    even = torch.ones(1 << 16, dtype=torch.float64)
+    even = torch.ones(1 << 10, dtype=torch.float64)
     drawn = np.empty((len(STREAMS), num_seeds, num))
     for seed in range(num_seeds):
         source = make_source(plan.seed + seed, 0)
