@@ -143,8 +143,6 @@ class TargetOptions:
         values = {field.name: getattr(self, field.name) for field in fields(TargetOptions)}
         target = values.pop("target")
         values["draft_corpus"] = [_text(path) for path in self.draft_corpus or ()]
-        if base is not None:  # what its target was loaded with
-            values |= {"dtype": None, "device": None, "weights": "auto", "bitwise": None, "max_length": None}
         values |= changes
         if base is not None:  # what the target was loaded with is settled
             values |= {"dtype": None, "device": None, "bitwise": None, "max_length": None, "weights": "auto"}
