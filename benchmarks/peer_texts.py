@@ -8,9 +8,11 @@ of ids, so that no tokenizer or template of the engine takes part:
 
 from __future__ import annotations
 
+import argparse
 import json
 import os
 import sys
+from collections.abc import Iterator
 from pathlib import Path
 
 
@@ -33,6 +35,47 @@ class Texts:
         temporary.write_text(json.dumps(self.content) + "\n", encoding="utf-8")
         temporary.replace(self.path)
         print(f"{self.path}: {len(self.content['texts'])} texts, {self.num_tokens} tokens", flush=True)  # type: ignore[arg-type]
+
+
+def parse(description: str, *positions: str, **options: object) -> argparse.Namespace:
+    """The command line: what each script needs beside what all of them take.
+
+    Args:
+        positions: names of positional arguments.
+        options: name to default; a callable instead makes the value of its text, and the default is None.
+    """
+    parser = argparse.ArgumentParser(description=description, formatter_class=argparse.RawDescriptionHelpFormatter)
+    for name in positions:
+        parser.add_argument(name)
+    common = {"temperature": 1.0, "top_p": 1.0, "tokens": 30_000, "max_new_tokens": 128, "seed": 0}
+    for name, default in {**common, **options}.items():
+        flag = "--" + name.replace("_", "-")
+        if callable(default):
+            parser.add_argument(flag, type=default)
+        else:
+            parser.add_argument(flag, type=type(default), default=default)
+    return parser.parse_args()
+
+
+def law(given: argparse.Namespace) -> dict[str, object]:
+    """What of the command line shapes the law."""
+    if given.temperature == 0:
+        return {"temperature": given.temperature}
+    return {"temperature": given.temperature, "top_p": given.top_p}
+
+
+def rounds(texts: Texts, given: argparse.Namespace, num_prompts: int, **notes: object) -> Iterator[list[int]]:
+    """Seeds of the prompts, round after round, until there are enough tokens; greedy text needs one round, sampled text
+    two at least. What was added is saved after every round.
+    """
+    done = 0
+    greedy = given.temperature == 0
+    while texts.num_tokens < given.tokens or done < (1 if greedy else 2):
+        yield [given.seed + done * num_prompts + number for number in range(num_prompts)]
+        done += 1
+        texts.save(rounds=done, **notes)
+        if greedy:
+            break
 
 
 def read_ids(path: str) -> list[list[int]]:

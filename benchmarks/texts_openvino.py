@@ -11,26 +11,12 @@ The baseline (`none`) runs through the same continuous-batching pipeline, so tha
 
 from __future__ import annotations
 
-import argparse
-
 import numpy as np
 import openvino as ov
 import openvino_genai as genai
-from peer_texts import Texts, ended, eos_of, read_ids
+from peer_texts import Texts, ended, eos_of, law, parse, read_ids, rounds
 
-parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-parser.add_argument("target")
-parser.add_argument("draft")
-parser.add_argument("prompts")
-parser.add_argument("out")
-parser.add_argument("--temperature", type=float, default=1.0)
-parser.add_argument("--top-p", type=float, default=1.0)
-parser.add_argument("--tokens", type=int, default=30_000)
-parser.add_argument("--max-new-tokens", type=int, default=128)
-parser.add_argument("--precision", default="bf16")
-parser.add_argument("--seed", type=int, default=0)
-parser.add_argument("--num-assistant-tokens", type=int, default=4)
-given = parser.parse_args()
+given = parse(__doc__, "target", "draft", "prompts", "out", precision="bf16", num_assistant_tokens=4)
 
 hint = {"INFERENCE_PRECISION_HINT": given.precision}
 options: dict[str, object] = {"scheduler_config": genai.SchedulerConfig()}
@@ -55,20 +41,13 @@ config.stop_token_ids = set(eos_ids)
 
 prompts = read_ids(given.prompts)
 arm = {"none": "plain", "lookup": "prompt lookup"}.get(given.draft, f"draft model, K = {given.num_assistant_tokens}")
-greedy = given.temperature == 0
-law = {"temperature": given.temperature} if greedy else {"temperature": given.temperature, "top_p": given.top_p}
-texts = Texts(given.out, f"OpenVINO GenAI {genai.get_version()}, {given.precision}", arm, law)
-rounds = 0
-while texts.num_tokens < given.tokens or rounds < (1 if greedy else 2):
-    for number, ids in enumerate(prompts):
-        config.rng_seed = given.seed + rounds * len(prompts) + number
+texts = Texts(given.out, f"OpenVINO GenAI {genai.get_version()}, {given.precision}", arm, law(given))
+for seeds in rounds(texts, given, len(prompts)):
+    for number, (ids, seed) in enumerate(zip(prompts, seeds)):
+        config.rng_seed = seed
         ids_tensor = ov.Tensor(np.array([ids], dtype=np.int64))
         inputs = genai.TokenizedInputs(ids_tensor, ov.Tensor(np.ones((1, len(ids)), dtype=np.int64)))
         result = pipeline.generate(inputs, config)
         made = list(result.tokens[0])
         finish = "stop" if len(made) < given.max_new_tokens else "length"
         texts.add(number, ids, ended(made, finish, eos_ids))
-    rounds += 1
-    texts.save(rounds=rounds)
-    if greedy:
-        break

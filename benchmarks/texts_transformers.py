@@ -8,26 +8,12 @@ Needs torch and transformers. One text at a time: assisted generation refuses ba
 
 from __future__ import annotations
 
-import argparse
-
 import torch
 import transformers
-from peer_texts import Texts, read_ids
+from peer_texts import Texts, law, parse, read_ids, rounds
 from transformers import AutoModelForCausalLM
 
-parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-parser.add_argument("target")
-parser.add_argument("draft")
-parser.add_argument("prompts")
-parser.add_argument("out")
-parser.add_argument("--temperature", type=float, default=1.0)
-parser.add_argument("--top-p", type=float, default=1.0)
-parser.add_argument("--tokens", type=int, default=30_000)
-parser.add_argument("--max-new-tokens", type=int, default=128)
-parser.add_argument("--dtype", default="float32")
-parser.add_argument("--seed", type=int, default=0)
-parser.add_argument("--num-assistant-tokens", type=int, default=4)
-given = parser.parse_args()
+given = parse(__doc__, "target", "draft", "prompts", "out", dtype="float32", num_assistant_tokens=4)
 
 transformers.logging.set_verbosity_error()
 torch.set_grad_enabled(False)
@@ -48,26 +34,19 @@ elif given.draft != "none":
     assistant.generation_config.num_assistant_tokens = given.num_assistant_tokens
     assistant.generation_config.num_assistant_tokens_schedule = "constant"
     options["assistant_model"] = assistant
-greedy = given.temperature == 0
-if not greedy:  # top_k is 50 unless it is turned off
+if given.temperature > 0:  # top_k is 50 unless it is turned off
     options |= {"do_sample": True, "temperature": given.temperature, "top_p": given.top_p, "top_k": 0}
 else:
     options["do_sample"] = False
 
 prompts = read_ids(given.prompts)
 arm = {"none": "plain", "lookup": "prompt lookup"}.get(given.draft, f"draft model, K = {given.num_assistant_tokens}")
-law = {"temperature": given.temperature} if greedy else {"temperature": given.temperature, "top_p": given.top_p}
-texts = Texts(given.out, f"transformers {transformers.__version__}, {given.dtype}", arm, law)
-rounds = 0
-while texts.num_tokens < given.tokens or rounds < (1 if greedy else 2):
-    for number, ids in enumerate(prompts):
-        torch.manual_seed(given.seed + rounds * len(prompts) + number)
+texts = Texts(given.out, f"transformers {transformers.__version__}, {given.dtype}", arm, law(given))
+for seeds in rounds(texts, given, len(prompts)):
+    for number, (ids, seed) in enumerate(zip(prompts, seeds)):
+        torch.manual_seed(seed)
         prompt = torch.tensor([ids])
         made = target.generate(
             input_ids=prompt, attention_mask=torch.ones_like(prompt), max_new_tokens=given.max_new_tokens, **options
         )
         texts.add(number, ids, made[0, len(ids) :].tolist())
-    rounds += 1
-    texts.save(rounds=rounds)
-    if greedy:
-        break

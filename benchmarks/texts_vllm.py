@@ -10,7 +10,6 @@ Without --speculative it is the baseline. Starting compiles for some minutes.
 
 from __future__ import annotations
 
-import argparse
 import json
 import os
 
@@ -19,23 +18,12 @@ os.environ.setdefault("HF_HUB_OFFLINE", "1")
 os.environ.setdefault("VLLM_LOGGING_LEVEL", "WARNING")
 
 import vllm
-from peer_texts import Texts, ended, eos_of, read_ids
+from peer_texts import Texts, ended, eos_of, law, parse, read_ids, rounds
 from vllm import LLM, SamplingParams, TokensPrompt
 
 if __name__ == "__main__":
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("target")
-    parser.add_argument("prompts")
-    parser.add_argument("out")
-    parser.add_argument("--speculative", type=json.loads)
-    parser.add_argument("--temperature", type=float, default=1.0)
-    parser.add_argument("--top-p", type=float, default=1.0)
-    parser.add_argument("--tokens", type=int, default=30_000)
-    parser.add_argument("--max-new-tokens", type=int, default=128)
-    parser.add_argument("--dtype", default="bfloat16")
-    parser.add_argument("--max-model-len", type=int, default=1024)
-    parser.add_argument("--seed", type=int, default=0)
-    given = parser.parse_args()
+    own = {"speculative": json.loads, "dtype": "bfloat16", "max_model_len": 1024}
+    given = parse(__doc__, "target", "prompts", "out", **own)
 
     llm = LLM(
         model=given.target,
@@ -48,25 +36,18 @@ if __name__ == "__main__":
     prompts, eos_ids = read_ids(given.prompts), eos_of(given.target)
     how = given.speculative or {}
     arm = "plain" if not how else f"{how.get('method')}, K = {how.get('num_speculative_tokens')}"
-    greedy = given.temperature == 0
-    law = {"temperature": given.temperature} if greedy else {"temperature": given.temperature, "top_p": given.top_p}
-    texts = Texts(given.out, f"vllm {vllm.__version__}, {given.dtype}", arm, law)
-    rounds = 0
-    while texts.num_tokens < given.tokens or rounds < (1 if greedy else 2):
+    texts = Texts(given.out, f"vllm {vllm.__version__}, {given.dtype}", arm, law(given))
+    for seeds in rounds(texts, given, len(prompts), speculative=how):
         params = [
             SamplingParams(
                 temperature=given.temperature,
                 top_p=given.top_p,
                 max_tokens=given.max_new_tokens,
-                seed=given.seed + rounds * len(prompts) + number,
+                seed=seed,
             )
-            for number in range(len(prompts))
+            for seed in seeds
         ]
         outputs = llm.generate([TokensPrompt(prompt_token_ids=ids) for ids in prompts], params, use_tqdm=False)
         for number, output in enumerate(outputs):
             made = output.outputs[0]
             texts.add(number, prompts[number], ended(list(made.token_ids), made.finish_reason or "", eos_ids))
-        rounds += 1
-        texts.save(rounds=rounds, speculative=how)
-        if greedy:
-            break

@@ -17,7 +17,7 @@ PACKAGE = ROOT / "src" / "draftproof"
 FILES = sorted(PACKAGE.rglob("*.py"))
 
 LAYERS = (
-    ("errors", "params", "probs", "costs", "types", "interfaces", "sampling", "home", "kernels"),
+    ("errors", "params", "probs", "costs", "types", "interfaces", "sampling", "home", "whole", "kernels"),
     ("verify", "models", "nets", "engine"),
     ("drafters", "training"),
     ("", "api", "testing"),  # "" is the package itself, whose names come from api

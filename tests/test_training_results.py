@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+from dataclasses import replace
 
 import pytest
 import torch
@@ -11,7 +12,7 @@ from transformers import AutoModelForCausalLM
 
 import draftproof as dp
 from draftproof.cli import main
-from draftproof.errors import ModelError, OptionError, VocabularyError
+from draftproof.errors import ModelError, OptionError, TrainingError, VocabularyError
 from draftproof.models.slim import is_slim, read_slim
 from draftproof.nets.convert import read_head
 from draftproof.training.distill import DistillRecipe
@@ -201,3 +202,39 @@ def test_the_command_line_trains_and_says_how_to_use_it(tmp_path, target, data, 
     assert not list((tmp_path / "out").glob("best-*")) and not (tmp_path / "out" / "checkpoints").exists()
     assert main(call) == 2 and "holds a finished drafter" in capsys.readouterr().err
     assert texts(target, f"eagle:{tmp_path / 'out'}")[0] == texts(target, "none")[0]
+
+
+@pytest.mark.parametrize("kind", ["eagle", "medusa", "distill"])
+def test_a_drafter_can_be_gone_on_from(tmp_path, target, data, kind):
+    """Also with texts whose most frequent tokens are others: its output rows stay those of its own tokens."""
+    first, second, others = tmp_path / "first", tmp_path / "second", tmp_path / "others"
+    train(plan(kind, target, data), settings(max_steps=6, eval_every=6), first)
+    write_corpus(others, target, samples(seed=9))
+    fresh, same = (
+        train(plan(kind, target, where, start_from=first, draft_vocab=None), settings(max_steps=2), second / where.name)
+        for where in (others, data)
+    )
+    begun = [result.manifest["begun_with"]["draft_vocab"] for result in (fresh, same)]
+    assert begun[0] == begun[1] and begun[0][0] == 64
+    log = json.loads((first / "log.json").read_text())["rows"]
+    best = min((row for row in log if "greedy_length" in row), key=lambda row: -row["greedy_length"])
+    assert same.manifest["before"]["held_out_loss"] == pytest.approx(best["held_out_loss"], rel=0.02)  # bfloat16
+    with pytest.raises(TrainingError, match="holds no drafter to start from"):
+        train(plan(kind, target, data, start_from=tmp_path / "none"), settings(max_steps=1), tmp_path / "third")
+    with pytest.raises(OptionError, match="drafts 64 tokens: leave --draft-vocab out"):
+        train(plan(kind, target, data, start_from=first, draft_vocab=65), settings(max_steps=1), tmp_path / "third")
+
+
+def test_a_drafter_of_another_make_is_not_gone_on_from(tmp_path, target, data):
+    first = tmp_path / "first"
+    train(plan("eagle", target, data), settings(max_steps=1), first)
+    normed = plan("eagle", target, data, start_from=first, draft_vocab=None)
+    normed = replace(normed, options={**normed.options, "post_norm": True})
+    with pytest.raises(TrainingError, match=r"has norm_output = False, this run True: give the same"):
+        train(normed, settings(max_steps=1), tmp_path / "second")
+    train(plan("medusa", target, data), settings(max_steps=1), tmp_path / "heads")
+    more = plan("medusa", target, data, start_from=tmp_path / "heads", draft_vocab=None)
+    with pytest.raises(TrainingError, match=r"holds another network: blocks.3.*no such tensor there"):
+        train(replace(more, options={"num_heads": 4}), settings(max_steps=1), tmp_path / "third")
+    with pytest.raises(ModelError):
+        train(plan("eagle", target, data, start_from=tmp_path / "heads"), settings(max_steps=1), tmp_path / "third")

@@ -125,6 +125,18 @@ def test_a_training_run_killed_anywhere_ends_in_the_same_bits(tmp_path, target, 
         assert manifests[0]["measured"] == manifests[1]["measured"]
 
 
+def test_a_run_killed_as_it_had_saved_its_last_step_says_all_of_it(tmp_path, target, data):
+    folder = tmp_path / "run"
+    train(plan("medusa", target, data), settings(max_steps=9), folder)
+    log, best = folder / "log.json", next(folder.glob("best-*"))
+    whole = log.read_text()
+    log.write_text('{"rows": []}')
+    (folder / "best-00000000").mkdir(exist_ok=True)
+    (folder / "manifest.json").unlink()
+    train(plan("medusa", target, data), settings(max_steps=9), folder)
+    assert log.read_text() == whole and list(folder.glob("best-*")) == [best]
+
+
 def test_a_capture_killed_anywhere_is_the_same_and_so_is_what_learns_from_it(tmp_path, target, monkeypatch):
     monkeypatch.setattr("draftproof.training.capture._SHARD", 8)
     given = write_corpus(tmp_path / "data", target, samples(48, seed=2))
@@ -210,17 +222,6 @@ def test_a_run_goes_on_only_with_what_it_was_begun_with(tmp_path, target, data):
         train(plan("medusa", target, data), settings(max_steps=3), tmp_path / "other")
 
 
-def test_an_earlier_runs_weights_can_be_gone_on_from(tmp_path, target, data):
-    first, second = tmp_path / "first", tmp_path / "second"
-    train(plan("eagle", target, data), settings(max_steps=6), first)
-    result = train(plan("eagle", target, data, start_from=first), settings(max_steps=4), second)
-    log = json.loads((first / "log.json").read_text())["rows"]
-    last = [row for row in log if "greedy_length" in row][-1]
-    assert result.manifest["before"]["held_out_loss"] == pytest.approx(last["held_out_loss"], abs=1e-4)
-    with pytest.raises(TrainingError, match="holds no checkpoints to start from"):
-        train(plan("eagle", target, data, start_from=tmp_path / "none"), settings(max_steps=4), tmp_path / "third")
-
-
 def free_port() -> int:
     with socket.socket() as found:
         found.bind(("127.0.0.1", 0))
@@ -250,3 +251,16 @@ def test_two_processes_learn_what_one_learns(tmp_path, target, data):
     one, two = (load_file(sorted((tmp_path / n / "checkpoints").glob("*.safetensors"))[-1]) for n in ("one", "two"))
     for name in one:
         torch.testing.assert_close(two[name], one[name], rtol=1e-3, atol=1e-5)
+
+
+def test_what_was_killed_as_it_began_left_nothing_in_the_way(tmp_path, target, data):
+    """Before its manifest has its name, a folder holds a part of it at most."""
+    for name, work in (
+        ("data", lambda folder: write_corpus(folder, target)),
+        ("run", lambda folder: train(plan("medusa", target, data), settings(max_steps=1), folder)),
+    ):
+        folder = tmp_path / name
+        folder.mkdir()
+        (folder / ".manifest.json.4711.partial").write_text('{"ident')
+        work(folder)
+        assert not list(folder.glob(".*"))

@@ -82,3 +82,8 @@ class Calibration:
     draft_first: float = 0.0
     draft_next: float = 0.0
     draft_reading: float = 0.0
+
+    def drafting(self, layers: float) -> float:
+        """A draft of one sequence; of expected layers, less than one is a share of the first."""
+        first = min(1.0, layers)
+        return first * self.draft_first + (layers - first) * self.draft_next

@@ -191,8 +191,8 @@ def best(scores: Tensor, width: int) -> tuple[Tensor, Tensor]:
     if whole < vocab_size:
         rest = torch.arange(whole, vocab_size, device=scores.device)
         places = torch.cat([places, rest.expand(len(scores), -1)], -1)
-    best = scores.gather(-1, places).topk(width, dim=-1)
-    return best.values, places.gather(-1, best.indices)
+    found = scores.gather(-1, places).topk(width, dim=-1)
+    return found.values, places.gather(-1, found.indices)
 
 
 def _kept(values: Tensor, total: Tensor | None, params: SamplingParams) -> Tensor:

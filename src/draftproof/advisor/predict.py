@@ -61,8 +61,7 @@ class Costs:
 
     def drafting(self, layers: float, batch: int) -> float:
         """Of as many passes on average; nothing is paid where nothing is drafted."""
-        first = min(1.0, layers)
-        return (self.base.draft_first * first + self.base.draft_next * (layers - first)) * self.draft_batch.at(batch)
+        return self.base.drafting(layers) * self.draft_batch.at(batch)
 
 
 @dataclass(frozen=True)

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
-from functools import partial
 from typing import get_args
 
 from ..api import VERIFIERS
@@ -169,7 +168,7 @@ def coverage(verifiers: Sequence[str] = tuple(VERIFIERS), progress: Progress = s
     for done, (name, drawn) in enumerate(pairs):
         progress(done, len(pairs), f"{name}, {drawn}")
         distances = [
-            partial(distance_from_target, case.target, case.propose, VERIFIERS[name], case.rounds, prefix=case.prefix)()
+            distance_from_target(case.target, case.propose, VERIFIERS[name], case.rounds, prefix=case.prefix)
             for case in _cases(drawn)
             if case.chain or name != "block"  # which refuses trees
         ]

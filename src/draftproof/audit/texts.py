@@ -12,7 +12,6 @@ if it was generated. `params` are the fields of SamplingParams that shape the la
 from __future__ import annotations
 
 import json
-import os
 from collections.abc import Sequence
 from dataclasses import asdict, dataclass, field
 from pathlib import Path
@@ -20,6 +19,7 @@ from typing import Any
 
 from ..errors import OptionError
 from ..params import SamplingParams
+from ..whole import write_file
 
 LAW_FIELDS = (
     *("temperature", "top_k", "top_p", "min_p", "repetition_penalty", "presence_penalty", "frequency_penalty"),
@@ -79,9 +79,7 @@ class Arm:
         folder.mkdir(parents=True, exist_ok=True)
         slug = "".join(c if c.isalnum() or c in ".-" else "-" for c in f"{self.name}".lower()).strip("-")
         final = folder / f"arm-{slug}.json"
-        temporary = final.with_name(f".{final.name}.{os.getpid()}.part")
-        temporary.write_text(json.dumps(self.to_dict()) + "\n", encoding="utf-8")
-        temporary.replace(final)
+        write_file(final, lambda partial: partial.write_text(json.dumps(self.to_dict()) + "\n", encoding="utf-8"))
         return final
 
 

@@ -3,13 +3,13 @@
 from __future__ import annotations
 
 import json
-import os
 import sys
 import tempfile
 from pathlib import Path
 from typing import Any
 
 from ..errors import OptionError
+from ..whole import write_file
 
 
 class Document:
@@ -61,13 +61,10 @@ class Document:
             sys.stdout.write(text + "\n")
             sys.stdout.flush()
             return
-        temporary = self._final.with_name(f".{self._final.name}.{os.getpid()}.part")
         try:
             if self._is_special:
                 self._final.write_text(text + "\n", encoding="utf-8")
             else:
-                temporary.write_text(text + "\n", encoding="utf-8")
-                temporary.replace(self._final)
+                write_file(self._final, lambda partial: partial.write_text(text + "\n", encoding="utf-8"))
         except OSError as error:
-            temporary.unlink(missing_ok=True)
             raise OptionError(f"{self._option} cannot write {self.path!r}: {error.strerror or error}") from None

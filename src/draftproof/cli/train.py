@@ -13,8 +13,14 @@ from .options import JsonFile
 from .train_data import data
 from .train_options import NET, RUN, Out, TrainOptions, TrainTarget
 
+DRAFT_VOCAB = 8192
 Vocab = Annotated[
-    int, typer.Option(rich_help_panel=NET, help="Tokens the drafter can say, the most frequent ones; 0: all.")
+    int | None,
+    typer.Option(
+        rich_help_panel=NET,
+        help=f"Tokens the drafter can say, the most frequent ones; 0: all. Default: {DRAFT_VOCAB}, or those of "
+        "--start-from.",
+    ),
 ]
 
 
@@ -30,7 +36,7 @@ def distill(
         str | None,
         typer.Option(rich_help_panel=NET, help="Layers to keep: how many, or which, as in 0,1,2,28,29. Default: all."),
     ] = None,
-    draft_vocab: Vocab = 8192,
+    draft_vocab: Vocab = None,
     train_output: Annotated[
         bool, typer.Option("--train-output/--keep-output", rich_help_panel=NET, help="Train the output rows too.")
     ] = True,
@@ -68,7 +74,7 @@ def medusa(
     nodes: Annotated[
         int, typer.Option(rich_help_panel=NET, help="Of the tree it drafts, from held-out accuracies; 0: chains.")
     ] = 16,
-    draft_vocab: Vocab = 8192,
+    draft_vocab: Vocab = None,
     json: JsonFile = None,
 ) -> None:
     """Train Medusa heads, and the tree they draft."""
@@ -96,7 +102,7 @@ def eagle(
         typer.Option("--post-norm", rich_help_panel=NET, help="EAGLE-3: feed back normed results (EAGLE-3.1)."),
     ] = False,
     noise: Annotated[float, typer.Option(rich_help_panel=NET, help="EAGLE-1: on the features.")] = 0.1,
-    draft_vocab: Vocab = 8192,
+    draft_vocab: Vocab = None,
     json: JsonFile = None,
 ) -> None:
     """Train an EAGLE head."""
@@ -116,7 +122,7 @@ def _train(
     target: TrainTarget,
     options: TrainOptions,
     folder: str,
-    draft_vocab: int,
+    draft_vocab: int | None,
     recipe: Mapping[str, Any],
     json: str | None,
     draft: str | None = None,
@@ -128,7 +134,9 @@ def _train(
     settings = options.settings(on_policy)
     if not options.data:
         raise OptionError("give --data FOLDER: texts made by draftproof train data")
-    if draft_vocab < 0:
+    if draft_vocab is None and options.start_from is None:
+        draft_vocab = DRAFT_VOCAB
+    if draft_vocab is not None and draft_vocab < 0:
         raise OptionError(f"--draft-vocab must be a number of tokens, or 0 for all, not {draft_vocab}")
     from ..bench.machine import peak_rss_gb
     from ..training.run import Plan, clean, train
@@ -142,7 +150,7 @@ def _train(
         tuple(Path(path).expanduser() for path in options.data),
         recipe,
         draft,
-        draft_vocab or None,
+        draft_vocab,
         None if options.start_from is None else Path(options.start_from).expanduser(),
         None if options.cache is None else Path(options.cache).expanduser(),
         options.cache_top,

@@ -89,7 +89,9 @@ class TrainOptions:
     ] = 0
     start_from: Annotated[
         str | None,
-        typer.Option(metavar="FOLDER", rich_help_panel=RUN, help="Begin with the weights of an earlier run."),
+        typer.Option(
+            metavar="FOLDER", rich_help_panel=RUN, help="A drafter of this kind whose weights it begins with."
+        ),
     ] = None
     cache: Annotated[
         str | None,

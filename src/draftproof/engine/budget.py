@@ -319,9 +319,7 @@ def _best_stop(
         tokens += item.nodes
         gain += item.gain
         seconds += item.seconds
-        whole = int(tokens)
-        low = table[whole]
-        rate = gain / (seconds + low + (tokens - whole) * (table[whole + 1] - low))
+        rate = gain / (seconds + _at(table, tokens))
         if rate > best:
             best, chosen = rate, count
         elif rate < _HOPELESS * best:

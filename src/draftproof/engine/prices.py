@@ -7,7 +7,7 @@ the shape of T(M): the shape is what budgets are chosen by.
 from __future__ import annotations
 
 from bisect import bisect_left
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 from ..costs import Calibration, Curve
 
@@ -43,7 +43,7 @@ class Prices:
         self._level, self._draft_level = 1.0, {1: 1.0}
         self._points = [_Point(m, cost) for m, cost in calibration.passes.points]
         self._table: list[float] = []
-        self._first, self._next = calibration.draft_first, calibration.draft_next
+        self._calibration = calibration
         self._reading = calibration.draft_reading
         self.rest = 0.0
         self.context, self.per_context = calibration.context, calibration.per_context
@@ -56,12 +56,11 @@ class Prices:
         return self._table
 
     def drafting(self, layers: float, num_rows: int) -> float:
-        """Drafts of so many layers (expected ones: less than one is a share of the first) for so many sequences."""
+        """Drafts of so many layers (expected ones, see `Calibration.drafting`) for so many sequences."""
         if layers <= 0:
             return 0.0
         level = self._draft_level.get(num_rows) or self._nearest(num_rows)
-        first = min(1.0, layers)
-        return (first * self._first + (layers - first) * self._next) * level
+        return self._calibration.drafting(layers) * level
 
     def reading(self, num_tokens: int) -> float:
         """For the drafter to catch up with so many tokens."""
@@ -96,8 +95,9 @@ class Prices:
         """
         if self.fixed or layers == 0 or num_rows == 0:
             return
-        if not self._first and not self._next:  # never measured
-            self._first = self._next = seconds / layers
+        known = self._calibration
+        if not known.draft_first and not known.draft_next:  # never measured
+            self._calibration = replace(known, draft_first=seconds / layers, draft_next=seconds / layers)
         expected = max(1e-6, self.drafting(layers, num_rows))
         if unread:
             self._reading += _READING * (max(0.0, seconds - expected) / unread - self._reading)

@@ -87,7 +87,7 @@ def load_model(
             access["local_files_only"] = True
         config = _load_config(where, label, access)
         model = _load_weights(where, label, config, torch_dtype, allow_pickle, access)
-        tokenizer = _load_tokenizer(where, label, access)
+        tokenizer = read_tokenizer(where, label, access)
     try:
         model = model.to(torch_device).eval().requires_grad_(False)
     except (RuntimeError, ValueError) as error:
@@ -108,7 +108,7 @@ def load_tokenizer(name: str, *, trust_remote_code: bool = False) -> Any:
     if isinstance(where, Path) or not sources.hub_reachable():
         access["local_files_only"] = True
     with quiet():
-        tokenizer = _load_tokenizer(where, name, access)
+        tokenizer = read_tokenizer(where, name, access)
     if tokenizer is None:
         raise ModelError(f"{name} has no tokenizer, so it cannot read text: give a model folder with one")
     return tokenizer
@@ -251,7 +251,12 @@ def _ignored_weights(model: Any, unexpected: Any) -> list[str]:
     )
 
 
-def _load_tokenizer(where: Path | str, label: str, access: dict[str, bool]) -> Any | None:
+def read_tokenizer(where: Path | str, label: str, access: dict[str, bool]) -> Any | None:
+    """The tokenizer of a folder or a hub name; None if it has none.
+
+    Raises:
+        ModelError: it cannot be loaded; names the model by `label`.
+    """
     from transformers import AutoTokenizer
 
     if isinstance(where, Path) and not any((where / name).exists() for name in TOKENIZER_FILES):

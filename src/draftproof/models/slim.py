@@ -13,8 +13,6 @@ they are its target's.
 from __future__ import annotations
 
 import json
-import os
-import shutil
 from collections.abc import Collection
 from pathlib import Path
 from typing import Any
@@ -23,8 +21,9 @@ import torch
 from torch import Tensor, nn
 
 from ..errors import ModelError, VocabularyError
-from .folder import TOKENIZER_FILES, first_line
-from .hf import LoadedModel, max_length
+from ..whole import new_folder
+from .folder import first_line
+from .hf import LoadedModel, max_length, read_tokenizer
 
 KEY, _CONFIG, _WEIGHTS = "draftproof", "config.json", "model.safetensors"
 _EMBEDDING, _IDS, _SCALE = "embedding", "draft_ids", ".scale"
@@ -61,8 +60,6 @@ def write_slim(
     """
     from safetensors.torch import save_file
 
-    if folder.exists():
-        raise ModelError(f"{folder} is there already; remove it, or choose another name")
     table = model.get_input_embeddings().weight
     tensors: dict[str, Tensor] = {}
     for name, parameter in model.named_parameters():
@@ -80,19 +77,12 @@ def write_slim(
     config["architectures"] = [type(model).__name__]
     stated = {_EMBEDDING: "own" if embedding else "target", "num_outputs": num_outputs}
     config[KEY] = {**stated, "eos_token_ids": sorted(eos_ids)}
-    partial = folder.with_name(f".{folder.name}.{os.getpid()}.partial")
-    try:
-        partial.mkdir(parents=True)
+    with new_folder(folder) as partial:
         if tokenizer is not None:
             tokenizer.save_pretrained(partial)
         save_file({name: t.contiguous().cpu() for name, t in tensors.items()}, partial / _WEIGHTS, {"format": "pt"})
         text = json.dumps(config, indent=2, default=str)
         (partial / _CONFIG).write_text(text + "\n", encoding="utf-8")
-        os.replace(partial, folder)
-    except OSError as error:
-        raise ModelError(f"{folder} cannot be written: {error.strerror or error}") from error
-    finally:
-        shutil.rmtree(partial, ignore_errors=True)
 
 
 def read_slim(folder: Path, embedding: Tensor | None, target_name: str = "the target") -> tuple[Any, Tensor | None]:
@@ -159,11 +149,7 @@ def load_slim(
     model, ids = read_slim(folder, embedding, target_name)
     if embedding is not None:
         model = model.to(embedding.device)
-    own = any((folder / file).exists() for file in TOKENIZER_FILES)
-    if own:
-        from transformers import AutoTokenizer
-
-        tokenizer = AutoTokenizer.from_pretrained(folder, local_files_only=True)
+    tokenizer = read_tokenizer(folder, str(name), {"local_files_only": True}) or tokenizer
     about = json.loads((folder / _CONFIG).read_text(encoding="utf-8"))[KEY]
     eos_ids = tuple(about.get("eos_token_ids", ()))
     loaded = LoadedModel(model, tokenizer, model.config, str(name), eos_ids, max_length(model.config))
@@ -181,8 +167,6 @@ def write_plain(folder: Path, destination: Path, target: Any, tokenizer: Any) ->
     Raises:
         ModelError: it cannot be read or written.
     """
-    if destination.exists():
-        raise ModelError(f"{destination} is there already; remove it, or choose another name")
     table = target.get_input_embeddings().weight.detach()
     model, ids = read_slim(folder, table)
     if ids is not None:
@@ -195,16 +179,10 @@ def write_plain(folder: Path, destination: Path, target: Any, tokenizer: Any) ->
     model.config.tie_word_embeddings = False
     if hasattr(model.config, KEY):
         delattr(model.config, KEY)
-    partial = destination.with_name(f".{destination.name}.{os.getpid()}.partial")
-    try:
+    with new_folder(destination) as partial:
         model.save_pretrained(partial)
         if tokenizer is not None:
             tokenizer.save_pretrained(partial)
-        os.replace(partial, destination)
-    except OSError as error:
-        raise ModelError(f"{destination} cannot be written: {error.strerror or error}") from error
-    finally:
-        shutil.rmtree(partial, ignore_errors=True)
 
 
 def _to_int8(weight: Tensor) -> tuple[Tensor, Tensor]:

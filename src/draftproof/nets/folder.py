@@ -7,8 +7,6 @@ only where they are allowed, and then nothing but tensors is loaded from them.
 from __future__ import annotations
 
 import json
-import os
-import shutil
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
@@ -17,6 +15,7 @@ import torch
 from torch import Tensor, nn
 
 from ..errors import ModelError
+from ..whole import new_folder
 
 CONFIG = "config.json"
 
@@ -89,18 +88,9 @@ def write_folder(folder: Path, config: Mapping[str, Any], tensors: Mapping[str, 
     """
     from safetensors.torch import save_file
 
-    if folder.exists():
-        raise ModelError(f"{folder} is there already; remove it, or choose another name")
-    partial = folder.with_name(f".{folder.name}.{os.getpid()}.partial")
-    try:
-        partial.mkdir(parents=True)
+    with new_folder(folder) as partial:
         save_file({key: tensor.contiguous() for key, tensor in tensors.items()}, partial / name, {"format": "pt"})
         (partial / CONFIG).write_text(json.dumps(config, indent=2) + "\n", encoding="utf-8")
-        os.replace(partial, folder)
-    except OSError as error:
-        raise ModelError(f"{folder} cannot be written: {error.strerror or error}") from error
-    finally:
-        shutil.rmtree(partial, ignore_errors=True)
 
 
 def fill(module: nn.Module, tensors: Mapping[str, Tensor], label: str) -> None:

@@ -19,9 +19,10 @@ import torch
 from torch import Tensor
 
 from ..errors import TrainingError
+from ..whole import remove_partials
 from .batch import Batch, collate, pack
 from .corpus import Sample
-from .files import digest, read_json, remove_partials, write_json, write_tensors
+from .files import digest, read_json, write_json, write_tensors
 from .identity import Identity
 from .losses import Law, number_in, top_law
 from .teacher import Lesson, Teacher

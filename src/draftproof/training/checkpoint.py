@@ -14,7 +14,8 @@ import torch
 from torch import Tensor, nn
 
 from ..errors import TrainingError
-from .files import read_tensors, remove_partials, write_tensors
+from ..whole import remove_partials
+from .files import read_tensors, write_tensors
 
 _NAME = re.compile(r"step-(\d{8})\.safetensors")
 _MOMENTS = ("exp_avg", "exp_avg_sq")

@@ -17,7 +17,8 @@ from typing import Any
 import torch
 
 from ..errors import TrainingError
-from .files import digest, read_json, read_tensors, remove_partials, write_json, write_tensors
+from ..whole import remove_partials
+from .files import digest, read_json, read_tensors, write_json, write_tensors
 from .identity import Identity
 
 MANIFEST = "manifest.json"
@@ -60,6 +61,7 @@ class CorpusFolder:
             TrainingError: the folder holds something else, or was made with other settings; names the first.
         """
         self.folder = folder
+        remove_partials(folder)
         path = folder / MANIFEST
         if path.exists():
             before = read_json(path)
@@ -70,7 +72,6 @@ class CorpusFolder:
             raise TrainingError(f"{folder} is there and holds no {MANIFEST}: choose a new folder for the data")
         self.manifest = manifest
         write_json(path, manifest)
-        remove_partials(folder)
 
     def units(self, source: str) -> list[Path]:
         """The units of a source, numbered without a gap from 0."""

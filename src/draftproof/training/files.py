@@ -1,4 +1,4 @@
-"""Files that are whole or not there: written under a temporary name, flushed to the disk, renamed."""
+"""What training keeps on disk: JSON and tensors, each file whole or not there."""
 
 from __future__ import annotations
 
@@ -6,7 +6,6 @@ import contextlib
 import errno
 import hashlib
 import json
-import os
 from collections.abc import Callable, Iterator, Mapping
 from pathlib import Path
 from typing import Any
@@ -14,6 +13,7 @@ from typing import Any
 from torch import Tensor
 
 from ..errors import TrainingError
+from ..whole import write_file
 
 
 def write_json(path: Path, content: Any) -> None:
@@ -27,7 +27,7 @@ def write_json(path: Path, content: Any) -> None:
 
 def write_text(path: Path, text: str) -> None:
     """Raises: TrainingError as `write_json`."""
-    _whole(path, lambda partial: partial.write_text(text, encoding="utf-8"))
+    put(path, lambda partial: partial.write_text(text, encoding="utf-8"))
 
 
 def write_tensors(path: Path, tensors: Mapping[str, Tensor], about: Mapping[str, Any] | None = None) -> None:
@@ -39,7 +39,7 @@ def write_tensors(path: Path, tensors: Mapping[str, Tensor], about: Mapping[str,
     from safetensors.torch import save_file
 
     header = {"format": "pt", "about": json.dumps(about or {}, ensure_ascii=False)}
-    _whole(path, lambda partial: save_file({k: t.contiguous() for k, t in tensors.items()}, partial, header))
+    put(path, lambda partial: save_file({k: t.contiguous() for k, t in tensors.items()}, partial, header))
 
 
 def read_json(path: Path) -> Any:
@@ -87,21 +87,12 @@ def disk(path: Path) -> Iterator[None]:
         raise
 
 
-def remove_partials(folder: Path) -> None:
-    """What a killed run left under temporary names."""
-    for path in folder.glob(".*.partial"):
-        path.unlink(missing_ok=True)
+def put(path: Path, write: Callable[[Path], Any]) -> None:
+    """A file as `whole.write_file` makes it; its folder is made too.
 
-
-def _whole(path: Path, write: Callable[[Path], Any]) -> None:
-    partial = path.with_name(f".{path.name}.partial")
+    Raises:
+        TrainingError: as `write_json`.
+    """
     with disk(path):
-        try:
-            path.parent.mkdir(parents=True, exist_ok=True)
-            write(partial)
-            with open(partial, "rb+") as file:
-                os.fsync(file.fileno())
-            os.replace(partial, path)
-        except BaseException:
-            partial.unlink(missing_ok=True)
-            raise
+        path.parent.mkdir(parents=True, exist_ok=True)
+        write_file(path, write)

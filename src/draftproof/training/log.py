@@ -11,7 +11,7 @@ from pathlib import Path
 from typing import Any
 
 from .evaluate import Measured
-from .files import disk, write_json, write_text
+from .files import put, write_json, write_text
 
 _COLUMNS = (
     "step", "tokens", "supervised", "seconds", "loss", "lr", "grad_norm", "skipped", "held_out_loss", "greedy_length",
@@ -81,8 +81,5 @@ def plot(rows: list[dict[str, Any]], path: Path, title: str) -> bool:
     for axes in (lengths, rates, losses):
         axes.spines[["top", "right"]].set_visible(False)
         axes.grid(alpha=0.25)
-    partial = path.with_name(f".{path.name}.partial")
-    with disk(path):
-        figure.savefig(partial, dpi=110, format="png")
-        partial.replace(path)
+    put(path, lambda partial: figure.savefig(partial, dpi=110, format="png"))
     return True

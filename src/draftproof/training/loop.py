@@ -146,6 +146,7 @@ class Loop:
                 self._judge(state, log, spent, began)
             if measured or step % settings.save_every == 0:
                 self._save(state, log)
+        self._tidy(state, log)  # a run killed as it had saved its last step has nothing else left to do
         best = state["best"]
         return Finished(self.folder / best["folder"], best["measured"], state["step"], reason)
 
@@ -281,9 +282,14 @@ class Loop:
 
     def _save(self, state: dict[str, Any], log: Log) -> None:
         state["log"] = log.rows
+        if self._devices.is_main_process:
+            self._checkpoints.save(state["step"], self.recipe.net, self.optimizer, state)
+        self._tidy(state, log)
+
+    def _tidy(self, state: dict[str, Any], log: Log) -> None:
+        """What lies beside the newest checkpoint says the same as it."""
         if not self._devices.is_main_process:
             return
-        self._checkpoints.save(state["step"], self.recipe.net, self.optimizer, state)
         log.write()
         for path in self.folder.glob("best-*"):
             if path.name != state["best"]["folder"]:

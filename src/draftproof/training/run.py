@@ -11,6 +11,7 @@ from __future__ import annotations
 import shutil
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -20,12 +21,14 @@ from torch import Tensor
 from ..errors import OptionError, TrainingError
 from ..models.forwards import make_forward
 from ..models.hf import LoadedModel, load_model
+from ..whole import remove_partials
+from .beginning import Beginning, beginning
 from .capture import Capture
 from .card import card
 from .corpus import Corpus
 from .distill import DistillRecipe
 from .eagle import EagleRecipe
-from .files import digest, read_json, remove_partials, write_json, write_text
+from .files import digest, put, read_json, write_json, write_text
 from .identity import Identity, identify
 from .log import plot
 from .loop import Finished, LessonSource, Loop, Progress, processes
@@ -47,8 +50,8 @@ class Plan:
         data: folders of `draftproof train data`.
         options: of the recipe, by its argument names.
         draft: distill: the model to begin from; None is the target.
-        draft_vocab: how many tokens the drafter says; None is all.
-        start_from: a folder whose trained weights it begins with, or None.
+        draft_vocab: how many tokens the drafter says, 0 for all; None is what `start_from` says, or all.
+        start_from: the folder of a drafter whose weights it begins with, or None.
         cache, cache_top: keep the teacher's lessons there, that many tokens of each law.
         template_flags: of the chat template.
         load: keyword arguments for `load_model`, such as dtype and device.
@@ -102,8 +105,10 @@ def train(
     what = f"the data in {', '.join(map(str, plan.data))}"
     identity.check(corpus.identity, what, anyones=not _conversations(corpus))
     training, held_out = corpus.split(settings.held_out, settings.length)
-    vocab_size = loaded.vocab_size
-    vocab = frequent(corpus.frequencies(), plan.draft_vocab, vocab_size, loaded.eos_token_ids)
+    start = None
+    if plan.start_from is not None:
+        start = beginning(plan.kind, plan.start_from, loaded.model.get_input_embeddings().weight)
+    vocab = _vocabulary(plan, corpus, loaded, start)
     begun = {
         "kind": plan.kind,
         "identity": {part: value for part, value in identity.to_dict().items() if part != "target"},
@@ -119,8 +124,8 @@ def train(
     shared = processes(loaded.model)
     with shared.main_process_first():
         _begin(folder, begun, shared.is_main_process)
-    if plan.start_from is not None:
-        _start_from(recipe, plan.start_from)
+    if start is not None:
+        start.give(recipe)
     forward = make_forward(loaded, weights=plan.weights, bitwise=None)
     recipe.net.to(forward.device)
     for part in vars(recipe).values():  # frozen tables beside the network
@@ -147,6 +152,17 @@ def train(
     finished = loop.run()
     shared.wait_for_everyone()
     return _finish(plan, settings, folder, finished, identity, begun, num_trained, shared.is_main_process)
+
+
+def _vocabulary(plan: Plan, corpus: Corpus, loaded: LoadedModel, start: Beginning | None) -> Tensor | None:
+    """The tokens the drafter is to say: those it began with, otherwise the answers' most frequent ones."""
+    size = loaded.vocab_size
+    if start is None:
+        return frequent(corpus.frequencies(), plan.draft_vocab or size, size, loaded.eos_token_ids)
+    known = size if start.vocab is None else len(start.vocab)
+    if plan.draft_vocab is not None and (plan.draft_vocab or size) != known:
+        raise OptionError(f"{start.folder} drafts {known} tokens: leave --draft-vocab out, or begin anew")
+    return start.vocab
 
 
 def _recipe(plan: Plan, loaded: LoadedModel, vocab: Tensor | None, settings: Settings) -> Recipe:
@@ -217,20 +233,6 @@ def _begin(folder: Path, begun: dict[str, Any], main: bool) -> None:
         write_json(path, begun)
 
 
-def _start_from(recipe: Recipe, folder: Path) -> None:
-    """Take the trained weights of a run's last checkpoint.
-
-    Raises:
-        TrainingError: there is none, or it is of another network.
-    """
-    from .checkpoint import Checkpoints
-
-    parameters = [p for p in recipe.net.parameters() if p.requires_grad]
-    unused = torch.optim.AdamW(parameters)
-    if Checkpoints(folder / "checkpoints").load(recipe.net, unused) is None:
-        raise TrainingError(f"{folder} holds no checkpoints to start from: train it with --keep-checkpoints")
-
-
 def _finish(
     plan: Plan,
     settings: Settings,
@@ -265,9 +267,7 @@ def _finish(
     if main:
         names = sorted(path.name for path in finished.best.iterdir())
         for name in [*(n for n in names if n != "config.json"), "config.json"]:
-            partial = folder / f".{name}.partial"
-            shutil.copyfile(finished.best / name, partial)
-            partial.replace(folder / name)
+            put(folder / name, partial(shutil.copyfile, finished.best / name))
         plot(rows, folder / "curve.png", f"{plan.kind} for {plan.target}")
         write_text(folder / "README.md", card(manifest, settings, folder.name))
         write_json(folder / MANIFEST, manifest)
