@@ -70,6 +70,9 @@ class FakeForward:
     def move(self, row: int, sources: Sequence[int], start: int) -> None:
         pass
 
+    def copy(self, source: int, row: int, length: int) -> None:
+        pass
+
     def __call__(self, blocks: Sequence[Block], want: Want) -> PassOutput:
         size = sum(len(block.tokens) for block in blocks)
         self.sizes.append(size)

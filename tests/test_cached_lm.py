@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import copy
 import random
 
 import pytest
@@ -13,6 +14,7 @@ from draftproof.drafters.none import NoDrafter
 from draftproof.errors import ModelError
 from draftproof.models import hf, masks
 from draftproof.models.cached_lm import CachedLM, common_prefix
+from draftproof.models.lean import LeanForward
 from draftproof.models.masks import Block, arrange
 from draftproof.models.plugged import PluggedForward
 from draftproof.models.probe import check_forward
@@ -194,6 +196,45 @@ def test_rows_are_refused_when_all_are_taken_and_reused_by_longest_prefix():
     target.free(second)
     target.free(first)
     assert target.open([7, 8, 9]) == second and target.open([1, 2]) == first
+
+
+def lean(model, num_rows: int) -> CachedLM:
+    return CachedLM(LeanForward(copy.deepcopy(model), 64, "dense"), num_rows)
+
+
+@pytest.mark.parametrize("made_by", [lm, lean])
+def test_a_prefix_that_any_row_holds_is_copied_and_nobodys_text_is_given_up_for_it(made_by):
+    model = tiny_llama(0)
+    target = made_by(model, num_rows=3)
+    target.tap((1,))
+    system, fed = [5, 6, 7, 8], []
+    texts = [[*system, *random.Random(i).choices(range(20, 128), k=8)] for i in range(3)]
+    target.forward = Spy(target.forward, fed)
+    for text, expected in zip(texts, (12, 8, 8)):
+        fed.clear()
+        row = target.open(text)
+        target.prefill(row, text)
+        assert sum(fed) == expected
+        alone = made_by(model, num_rows=1)
+        alone.tap((1,))
+        alone.prefill(alone.open(()), text)
+        torch.testing.assert_close(target.features(row), alone.features(0), rtol=1e-4, atol=1e-5)
+        logits, expected_logits = target.extend([row], [[9]]), alone.extend([0], [[9]])
+        torch.testing.assert_close(logits, expected_logits, rtol=1e-4, atol=1e-5)
+        target.free(row)
+    fed.clear()
+    for text in texts:
+        target.prefill(target.open(text), text)
+    assert not fed and target.num_busy == 3, "all three are still there"
+
+
+def test_a_prompt_with_several_continuations_is_read_once():
+    fed = []
+    running = engine(lm(tiny_llama(0)), NoDrafter())
+    running.target.forward = Spy(running.target.forward, fed)
+    prompt = random.Random(4).choices(range(128), k=30)
+    running.generate([prompt] * 4, SamplingParams(temperature=0, max_new_tokens=5))
+    assert fed == [29, 1, 1, 1, 1, 1]
 
 
 @pytest.mark.parametrize("drafter", ["none", "model"])

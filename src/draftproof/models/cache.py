@@ -108,3 +108,12 @@ class SlotCache(Cache):
                 index = torch.tensor(sources[skip:], device=layer.keys.device)
                 layer.keys[row, :, first:end] = layer.keys[row].index_select(1, index)
                 layer.values[row, :, first:end] = layer.values[row].index_select(1, index)
+
+    @torch.inference_mode()
+    def copy(self, source: int, row: int, length: int) -> None:
+        """The first `length` slots of one row into another."""
+        self.reserve(row + 1, length)
+        for layer in self.layers:
+            if layer.is_initialized:
+                for store in (layer.keys, layer.values):
+                    store[row, :, :length] = store[source, :, :length]

@@ -1,8 +1,9 @@
 """A language model with a row of cache per sequence: open, prefill, extend, branch, score, keep, free.
 
 Target and draft model are both this. It knows which tokens each row holds, so a row is brought to any text by
-comparing prefixes: what agrees stays, the rest is fed. Freed rows keep their contents until they are needed, and
-`open` hands out the one that already holds the longest prefix (a second chat turn re-reads only what is new).
+comparing prefixes: what agrees stays, the rest is fed. Freed rows keep their contents until they are needed, so a
+second chat turn re-reads only what is new; a prefix that another row holds (a system prompt, a prompt with several
+continuations) is copied, not read again.
 """
 
 from __future__ import annotations
@@ -90,7 +91,10 @@ class CachedLM:
         return self._held[row]
 
     def open(self, tokens: Sequence[int]) -> int:
-        """Take the free row that shares the longest prefix with `tokens` (else the one longest unused).
+        """Take a free row, which then holds the longest prefix of `tokens` that any row holds.
+
+        It is the free row that shares the longest one, if that is all of `tokens` or the better part of what it holds.
+        What others may come back to is not given up for less: then it is the row longest unused, with a copy.
 
         Raises:
             ModelError: all rows are in use.
@@ -98,8 +102,15 @@ class CachedLM:
         free = [row for row in range(len(self._held)) if row not in self._busy]
         if not free:
             raise ModelError(f"all {len(self._held)} cache rows are in use: raise max_batch or wait")
-        shared = {row: common_prefix(self._held[row], tokens) for row in free}
+        shared = [common_prefix(held, tokens) for held in self._held]
         row = max(free, key=lambda r: (shared[r], -self._last_use[r], -r))
+        if shared[row] < min(len(tokens), len(self._held[row]) / 2):
+            row = min(free, key=lambda r: (self._last_use[r], r))
+        source = max(range(len(shared)), key=lambda r: (shared[r], r == row))
+        if shared[source] > shared[row]:
+            self.forward.cache.copy(source, row, shared[source])
+            self._features.copy(source, row, shared[source])
+            self._held[row] = list(tokens[: shared[source]])
         self._busy.add(row)
         return row
 

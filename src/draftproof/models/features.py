@@ -38,6 +38,12 @@ class FeatureStore:
         if self._store is not None and list(sources) != list(range(start, start + len(sources))):
             self._store[row, start : start + len(sources)] = self._store[row, list(sources)]
 
+    @torch.inference_mode()
+    def copy(self, source: int, row: int, length: int) -> None:
+        """The first `length` slots of one row into another."""
+        if self._store is not None:
+            self._store[row, :length] = self._store[source, :length]
+
     def read(self, row: int, length: int) -> Tensor | None:
         """A view `[length, F]` of the row's first slots; None where nothing was ever recorded."""
         return None if self._store is None else self._store[row, :length]

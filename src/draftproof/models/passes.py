@@ -34,6 +34,10 @@ class Slots(Protocol):
         """Gather the slots `sources` of one row to the slots from `start` on."""
         ...
 
+    def copy(self, source: int, row: int, length: int) -> None:
+        """The first `length` slots of one row into another."""
+        ...
+
 
 class Forward(Protocol):
     """A model over slotted rows.

@@ -76,3 +76,9 @@ class SlotStore:
         index = torch.tensor(sources, device=self._store.device)
         mine = self._store[:, :, row]
         mine[..., start : start + len(sources), :] = mine.index_select(3, index)
+
+    @torch.inference_mode()
+    def copy(self, source: int, row: int, length: int) -> None:
+        """The first `length` slots of one row into another."""
+        self.reserve(row + 1, length)
+        self._store[:, :, row, :, :length] = self._store[:, :, source, :, :length]
