@@ -42,6 +42,9 @@ def test_packed_equals_dense_up_to_rounding(shape, dtype, bias):
 
 
 native = pytest.mark.skipif(library.reason() is not None, reason=str(library.reason()))
+with_tiles = pytest.mark.skipif(
+    library.reason() is not None or not library.has_tiles(), reason="this CPU has no matrix unit (AMX)"
+)
 
 
 def bound(weight, x, bits=8, group=None):
@@ -102,13 +105,14 @@ def test_a_product_leaves_its_input_alone(form, bits, group):
     assert torch.equal(x, before)
 
 
+@pytest.mark.parametrize("tiled", [False, pytest.param(True, marks=with_tiles)])
 @native
 @pytest.mark.parametrize("shape", SHAPES, ids=str)
-def test_the_native_bfloat16_product_is_exact_up_to_rounding(shape):
+def test_the_native_bfloat16_product_is_exact_up_to_rounding(shape, tiled):
     weight, bias = layer(shape, torch.bfloat16)
     x, add = rows(11, shape[1], torch.bfloat16), rows(11, shape[0], torch.bfloat16, 2)
     right = x.double() @ weight.double().T + bias.double() + add.double()
-    y = NativeLinear(16, weight, bias)(x, add)
+    y = NativeLinear(16, weight, bias, tiled=tiled)(x, add)
     assert (
         (y.double() - right).abs() <= right.abs() * 2**-8 + 1e-5 * (x.double().abs() @ weight.double().abs().T)
     ).all()
@@ -158,6 +162,33 @@ def test_a_row_has_the_same_bits_whatever_number_of_rows_shares_the_product(name
     for num in range(made.min_rows, 40):
         assert torch.equal(made(x[:num]), whole[:num])
         assert torch.equal(made(x[:num], add[:num]), summed[:num])
+
+
+SIZES = (1, 2, 7, 8, 9, 15, 16, 17, 31, 32, 33, 48, 63, 64, 65, 80)
+
+
+@pytest.mark.parametrize("tiled", [False, pytest.param(True, marks=with_tiles)])
+@native
+@pytest.mark.parametrize("bits", [16, 8, 4])
+@pytest.mark.parametrize("shape", [(16, 64), (400, 200), (33, 576), (1040, 96)], ids=str)
+def test_with_and_without_the_matrix_unit_a_rows_bits_are_its_own(shape, bits, tiled):
+    weight, bias = layer(shape, torch.bfloat16)
+    made = NativeLinear(bits, weight, bias, tiled=tiled)
+    x, add = rows(80, shape[1], torch.bfloat16), rows(80, shape[0], torch.bfloat16, 2)
+    whole = made(x, add)
+    for num in SIZES:
+        assert torch.equal(made(x[:num], add[:num]), whole[:num])
+        assert torch.equal(made(x[80 - num :], add[80 - num :]), whole[80 - num :])
+
+
+@with_tiles
+@pytest.mark.parametrize("bits", [8, 4])
+@pytest.mark.parametrize("shape", [(16, 64), (400, 200), (33, 576)], ids=str)
+def test_integers_add_up_to_the_same_bits_in_the_matrix_unit(shape, bits):
+    weight, bias = layer(shape, torch.bfloat16)
+    x, add = rows(40, shape[1], torch.bfloat16), rows(40, shape[0], torch.bfloat16, 2)
+    with_it, without = (NativeLinear(bits, weight, bias, tiled=tiled)(x, add) for tiled in (True, False))
+    assert torch.equal(with_it, without)
 
 
 def test_formats_are_chosen_and_refused_with_a_reason():

@@ -2,7 +2,8 @@
 
 They need Linux on x86-64, AVX-512 with VNNI and BF16, and a C++ compiler (`$CXX`, g++ or c++) the first time; the
 result is kept in the cache folder by a hash of source, compiler and flags. Without any of these `reason()` says so in
-a line and everything runs on torch's own kernels. `DRAFTPROOF_KERNELS=0` turns them off.
+a line and everything runs on torch's own kernels. A matrix unit (AMX) is used where there is one.
+`DRAFTPROOF_KERNELS=0` turns the kernels off, `DRAFTPROOF_KERNELS=avx512` the matrix unit.
 """
 
 from __future__ import annotations
@@ -22,8 +23,9 @@ from pathlib import Path
 from ..home import cache_dir
 
 _HERE = Path(__file__).parent
-_SOURCES = tuple(_HERE / f"{name}.cpp" for name in ("product", "attention", "nucleus"))
+_SOURCES = tuple(_HERE / f"{name}.cpp" for name in ("pack", "product", "attention", "nucleus"))
 _NEEDS = ("avx512f", "avx512bw", "avx512vl", "avx512dq", "avx512_vnni", "avx512_bf16")
+_TILES = {"amx_tile", "amx_bf16", "amx_int8"}
 _FLAGS = ["-O3", "-std=c++17", "-fPIC", "-fopenmp", "-mfma", *(f"-m{flag.replace('_', '')}" for flag in _NEEDS)]
 _log = logging.getLogger("draftproof")
 
@@ -46,6 +48,13 @@ def library() -> ctypes.CDLL:
 
 
 @functools.cache
+def has_tiles() -> bool:
+    """Whether the CPU has a matrix unit (AMX, with bfloat16 and 8-bit integers) that the system lets us use."""
+    flags = _cpu_flags()
+    return flags >= _TILES and os.environ.get("DRAFTPROOF_KERNELS") != "avx512" and bool(library().draftproof_tiles())
+
+
+@functools.cache
 def _loaded() -> tuple[ctypes.CDLL | None, str | None]:
     if os.environ.get("DRAFTPROOF_KERNELS") == "0":
         return None, "DRAFTPROOF_KERNELS=0 turns the kernels off"
@@ -60,6 +69,7 @@ def _loaded() -> tuple[ctypes.CDLL | None, str | None]:
     library.draftproof_product.argtypes = [pointer, pointer, integer, number, pointer, pointer]
     library.draftproof_attend.argtypes = [pointer, pointer, integer, *[pointer] * 7, integer, pointer, pointer]
     library.draftproof_nucleus.argtypes = [pointer, pointer, integer, integer, *[pointer] * 3, integer]
+    library.draftproof_tiles.restype = number
     for name in ("pack", "product", "attend", "nucleus"):
         getattr(library, f"draftproof_{name}").restype = None
     return library, None
@@ -68,10 +78,14 @@ def _loaded() -> tuple[ctypes.CDLL | None, str | None]:
 def _missing() -> str | None:
     if platform.system() != "Linux" or platform.machine() != "x86_64":
         return f"the kernels need Linux on x86-64, not {platform.system()} on {platform.machine()}"
-    flags = set(Path("/proc/cpuinfo").read_text(encoding="utf-8").partition("\nflags")[2].partition("\n")[0].split())
+    flags = _cpu_flags()
     if absent := [flag for flag in _NEEDS if flag not in flags]:
         return f"the kernels need a CPU with {', '.join(absent)}"
     return None
+
+
+def _cpu_flags() -> set[str]:
+    return set(Path("/proc/cpuinfo").read_text(encoding="utf-8").partition("\nflags")[2].partition("\n")[0].split())
 
 
 def _compiled() -> Path:
@@ -81,7 +95,7 @@ def _compiled() -> Path:
     """
     compiler = shlex.split(os.environ.get("CXX", "")) or [shutil.which("g++") or shutil.which("c++") or "g++"]
     openmp = _openmp()
-    content = [path.read_bytes() for path in (*_SOURCES, _HERE / "simd.h")]
+    content = [path.read_bytes() for path in (*_SOURCES, *sorted(_HERE.glob("*.h")))]
     key = hashlib.sha256(repr((content, compiler, _FLAGS, openmp)).encode()).hexdigest()[:16]
     folder = cache_dir() / "kernels"
     library = folder / f"draftproof-{key}.so"

@@ -8,7 +8,7 @@ import mmap
 import torch
 from torch import Tensor
 
-from ...kernels.library import library
+from ...kernels.library import has_tiles, library
 
 _BLOCK = 16  # outputs per block, as in product.cpp
 _GROUP = {16: 64, 8: 64, 4: 32}  # bits to inputs per group
@@ -16,7 +16,10 @@ _GROUP = {16: 64, 8: 64, 4: 32}  # bits to inputs per group
 
 class _Layout(ctypes.Structure):
     _fields_ = [
-        *((name, ctypes.c_int64) for name in ("bits", "n", "k", "group", "groups", "blocks", "threads", "gated")),
+        *(
+            (name, ctypes.c_int64)
+            for name in ("bits", "n", "k", "group", "groups", "blocks", "threads", "tiled", "gated")
+        ),
         ("norm", ctypes.c_void_p),
         ("eps", ctypes.c_double),
         *((name, ctypes.c_void_p) for name in ("words", "scales", "zeros", "bias")),
@@ -39,8 +42,10 @@ class NativeLinear:
         *,
         norm: tuple[Tensor, float] | None = None,
         gated: bool = False,
+        tiled: bool | None = None,
     ):
-        """weight `[N, K]` float32 or bfloat16 (16 bits: bfloat16), bias `[N]` or None; `norm`: scale `[K]` and eps.
+        """weight `[N, K]` float32 or bfloat16 (16 bits: bfloat16), bias `[N]` or None; `norm`: scale `[K]` and eps;
+        `tiled`: use the matrix unit (None: where there is one).
 
         Raises:
             RuntimeError: the kernels cannot be used (`library.reason`).
@@ -60,9 +65,10 @@ class NativeLinear:
         parts = (self._words, self._scales, self._zeros)
         self.num_bytes = sum(part.numel() * part.element_size() for part in parts)
         half = weight.dtype == torch.bfloat16
+        tiles = has_tiles() if tiled is None else tiled
         kernels.draftproof_pack(weight.data_ptr(), half, bits, num, width, group, *map(_address, parts))
         self._layout = _Layout(
-            *(bits, num, width, group, groups, blocks, torch.get_num_threads(), gated),
+            *(bits, num, width, group, groups, blocks, torch.get_num_threads(), tiles, gated),
             *(_address(self._norm), norm[1] if norm else 0.0),
             *map(_address, (*parts, self._bias)),
         )
