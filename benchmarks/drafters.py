@@ -78,8 +78,8 @@ class Entry:
 def entries(
     plain: dp.Engine, model: ModelDrafter, reduced: ModelDrafter, arguments: argparse.Namespace, sampled: bool
 ) -> list[Entry]:
-    """Engines over one target; none first. Chains of K = 4 and 8, trees of 8 nodes; the cheaper draft model has a
-    reduced vocabulary.
+    """Engines over one target; none first. Chains of K = 4 and 8 (8 where no K is named), trees of 8 nodes; the
+    cheaper draft model has a reduced vocabulary.
     """
     context = plain.parts.context
     costs = None if arguments.costs is None else Costs.read(arguments.costs)
@@ -91,6 +91,7 @@ def entries(
         f"self:{arguments.layers}": (f"self:{arguments.layers}", 4, "auto"),
         "suffix,model": (cascade.build([catalog.build("suffix", context), model], context), 8, "auto"),
         "suffix,reduced model": (cascade.build([catalog.build("suffix", context), reduced], context), 8, "auto"),
+        "suffix,reduced model K=4": (cascade.build([catalog.build("suffix", context), reduced], context), 4, "auto"),
         "reduced model chain K=8": (reduced, 8, "auto"),
         "model tree dynamic": (model.shaped(TreeOption("dynamic")), 8, "auto"),
         "model tree optimal": (model.shaped(TreeOption("optimal"), costs), 8, "auto"),

@@ -4,6 +4,7 @@
     python benchmarks/pair.py acceptance QUESTIONS.jsonl  # T = 1, top-p 0.9: accepted share against sum min(p, q)
     python benchmarks/pair.py overhead QUESTIONS.jsonl    # share of a round outside the model passes
     python benchmarks/pair.py bitexact QUESTIONS.jsonl    # bf16 and int8: every drafter, K and batch against none
+    python benchmarks/pair.py verifiers QUESTIONS.jsonl   # T = 1: acceptance length of block beside token verification
     python benchmarks/pair.py int8 QUESTIONS.jsonl        # how far the int8 target is from the bf16 one
 
 QUESTIONS is Spec-Bench's question.jsonl or a part of it. Prints one JSON line per run. Models: Qwen2.5-Coder 1.5B
@@ -22,6 +23,7 @@ from pathlib import Path
 from typing import Any
 
 import draftproof as dp
+from draftproof.bench.intervals import cluster_interval
 from draftproof.interfaces import RandomSource
 from draftproof.types import Draft, Probs, Verification
 from draftproof.verify import analysis, token_rule
@@ -197,6 +199,38 @@ def bitexact(rows: list[dict[str, Any]], dtype: str, num_tokens: int) -> None:
         del plain, engine
 
 
+def verifiers(rows: list[dict[str, Any]], dtype: str, num_tokens: int) -> None:
+    """Acceptance lengths at temperature 1 by token and by block, and their ratio with its interval over prompts."""
+    plain = dp.load(TARGET, dtype=dtype, max_batch=8)
+    drafter = dp.load(plain, DRAFTER).drafter
+    prompts = chats(rows)
+    for max_draft in (4, 8):
+        sums = [[0.0] * 4 for _ in prompts]  # tokens and rounds by token, tokens and rounds by block
+        for seed in (0, 1):
+            for place, rule in ((0, "token"), (2, "block")):
+                engine = dp.load(plain, drafter, max_draft=max_draft, adaptive=False, verifier=rule)
+                first = 1000 * (2 * seed + place)
+                params = [
+                    dp.SamplingParams(temperature=1, max_new_tokens=num_tokens, seed=first + i)
+                    for i in range(len(prompts))
+                ]
+                for i in range(0, len(prompts), 8):
+                    for own, result in zip(sums[i : i + 8], engine.generate(prompts[i : i + 8], params[i : i + 8])):
+                        own[place] += result.stats.num_tokens
+                        own[place + 1] += result.stats.num_rounds
+        whole = [sum(column) for column in zip(*sums)]
+        interval = cluster_interval(sums, lambda s: s[:, 2] / s[:, 3] / (s[:, 0] / s[:, 1]))
+        assert interval is not None
+        report(
+            max_draft=max_draft,
+            tokens=[whole[0], whole[2]],
+            token_length=round(whole[0] / whole[1], 3),
+            block_length=round(whole[2] / whole[3], 3),
+            ratio=round(whole[2] / whole[3] / (whole[0] / whole[1]), 4),
+            interval=[round(value, 4) for value in interval],
+        )
+
+
 def int8(rows: list[dict[str, Any]], dtype: str, num_tokens: int) -> None:
     """Mean KL(bf16 || int8) and top-1 agreement along the bf16 target's own greedy answers."""
     import torch
@@ -226,7 +260,7 @@ def int8(rows: list[dict[str, Any]], dtype: str, num_tokens: int) -> None:
 
 if __name__ == "__main__":
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("what", choices=("identity", "acceptance", "overhead", "bitexact", "int8"))
+    parser.add_argument("what", choices=("identity", "acceptance", "overhead", "bitexact", "verifiers", "int8"))
     parser.add_argument("questions", type=Path)
     parser.add_argument("--dtype", default="float32")
     parser.add_argument("--tokens", type=int, default=64)
@@ -236,7 +270,9 @@ if __name__ == "__main__":
         "acceptance": acceptance,
         "overhead": overhead,
         "bitexact": bitexact,
+        "verifiers": verifiers,
         "int8": int8,
     }[arguments.what]
-    size: dict[str, Any] = {"per_group": 6, "total": 40, "shortest": True} if arguments.what == "bitexact" else {}
+    whole = arguments.what in ("bitexact", "verifiers")
+    size: dict[str, Any] = {"per_group": 6, "total": 40, "shortest": True} if whole else {}
     run(questions(arguments.questions, **size), arguments.dtype, arguments.tokens)
