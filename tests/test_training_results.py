@@ -15,11 +15,26 @@ from draftproof.cli import main
 from draftproof.errors import ModelError, OptionError, TrainingError, VocabularyError
 from draftproof.models.slim import is_slim, read_slim
 from draftproof.nets.convert import read_head
+from draftproof.nets.eagle_files import read_eagle
+from draftproof.nets.medusa_files import read_medusa
 from draftproof.training.distill import DistillRecipe
 from draftproof.training.eagle import EagleRecipe
 from draftproof.training.log import plot
+from draftproof.training.medusa import MedusaRecipe
 from draftproof.training.run import train
-from training_runs import FUSED, answers, loaded, plan, rounded, samples, settings, tiny_target, write_corpus
+from training_runs import (
+    FUSED,
+    answers,
+    batch_of,
+    loaded,
+    plan,
+    rounded,
+    samples,
+    settings,
+    teacher_of,
+    tiny_target,
+    write_corpus,
+)
 
 GREEDY = dp.SamplingParams(temperature=0, max_new_tokens=24, ignore_eos=True)
 
@@ -113,6 +128,37 @@ def test_a_slim_draft_says_what_the_trained_model_says(tmp_path, target, store):
     if store == "int8":
         layers = {name: t for name, t in stored.items() if t.dtype == torch.int8}
         assert "lm_head.weight" in layers and all(f"{name}.scale" in stored for name in layers)
+
+
+@pytest.mark.parametrize("kind", ["eagle", "medusa"])
+def test_h24_a_head_of_ours_proposes_the_same_after_it_was_saved(tmp_path, target, kind):
+    vocab = torch.arange(30, 140)
+    if kind == "eagle":
+        recipe = EagleRecipe(loaded(target).model, vocab, layers=FUSED, num_steps=3)
+    else:
+        recipe = MedusaRecipe(loaded(target).model, vocab, num_heads=3)
+    chance = torch.Generator().manual_seed(1)
+    with torch.no_grad():
+        for parameter in recipe.net.parameters():
+            parameter.add_(torch.randn(parameter.shape, generator=chance) * 0.1)
+    rounded(recipe.net)
+    lesson = teacher_of(recipe, target).lesson(batch_of(samples(6)))
+
+    def proposals():
+        with torch.no_grad():
+            return [recipe.logits(said.hidden, step) for step, said in enumerate(recipe.steps(lesson, 3))]
+
+    before = proposals()
+    recipe.write(tmp_path / "head", {})
+    assert sorted(path.name for path in (tmp_path / "head").iterdir()) == ["config.json", "model.safetensors"]
+    found = read_eagle(tmp_path / "head") if kind == "eagle" else read_medusa(tmp_path / "head")
+    assert torch.equal(found.target_ids(), vocab)
+    with torch.no_grad():
+        for parameter in recipe.net.parameters():
+            parameter.zero_()
+    recipe.net.load_state_dict(found.net().float().state_dict(), strict=False)
+    after = proposals()
+    assert len(before) == 3 and all(torch.equal(a, b) and a.std() > 0.1 for a, b in zip(after, before))
 
 
 def test_a_slim_draft_of_another_target_is_refused(tmp_path, target):
