@@ -115,6 +115,12 @@ inline void round_token(const Linear& w, const std::vector<float>& row, int64_t 
     }
 }
 
+// The 4-bit zero points of a group of 16 outputs.
+inline __m512 load_zeros(const Linear& w, int64_t at) {
+    const __m128i raw = _mm_loadu_si128(reinterpret_cast<const __m128i*>(w.zeros + at));
+    return _mm512_mul_ps(_mm512_cvtepi32_ps(_mm512_cvtepu8_epi32(raw)), _mm512_set1_ps(1.0f / 16));
+}
+
 // Results of count tokens for one block of outputs.
 inline void finish(const Linear& w, int64_t block, const __m512* total, int64_t token, int64_t count, bool half,
             const void* add, void* y) {

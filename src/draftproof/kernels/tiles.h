@@ -187,11 +187,7 @@ template <int BITS>
 void add_group(const Linear& w, int64_t at, const float* scales, const int32_t* sums, const int32_t* dots,
                __m512* total) {
     const __m512 scale = load16(w.scales, at, kAll, true);
-    __m512 zero = _mm512_setzero_ps();
-    if constexpr (BITS == 4) {
-        const __m128i raw = _mm_loadu_si128(reinterpret_cast<const __m128i*>(w.zeros + at));
-        zero = _mm512_mul_ps(_mm512_cvtepi32_ps(_mm512_cvtepu8_epi32(raw)), _mm512_set1_ps(1.0f / 16));
-    }
+    const __m512 zero = BITS == 4 ? load_zeros(w, at) : _mm512_setzero_ps();
 #pragma GCC unroll 16
     for (int i = 0; i < kTokens; ++i) {
         __m512i dot = _mm512_load_si512(dots + i * kBlock);

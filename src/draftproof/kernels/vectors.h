@@ -71,11 +71,7 @@ void times_share(const Linear& w, int64_t block, const Rows& x, int64_t token, P
         }
         const int64_t at = (block * w.groups + g) * kBlock;
         const __m512 scale = load16(w.scales, at, kAll, true);
-        __m512 zero = _mm512_setzero_ps();
-        if constexpr (BITS == 4) {
-            const __m128i raw = _mm_loadu_si128(reinterpret_cast<const __m128i*>(w.zeros + at));
-            zero = _mm512_mul_ps(_mm512_cvtepi32_ps(_mm512_cvtepu8_epi32(raw)), _mm512_set1_ps(1.0f / 16));
-        }
+        const __m512 zero = BITS == 4 ? load_zeros(w, at) : _mm512_setzero_ps();
         for (int m = 0; m < MT; ++m) {
             const int64_t here = first + m * w.groups + g;
             __m512 value = _mm512_cvtepi32_ps(dot[m]);

@@ -10,7 +10,7 @@ from torch import Tensor
 
 from ...kernels.library import has_tiles, library
 
-_BLOCK = 16  # outputs per block, as in product.cpp
+_BLOCK = 16  # outputs per block, as in rows.h
 _GROUP = {16: 64, 8: 64, 4: 32}  # bits to inputs per group
 
 
