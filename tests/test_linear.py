@@ -10,6 +10,7 @@ import torch
 from draftproof.errors import OptionError
 from draftproof.kernels import library
 from draftproof.models.linear import FORMATS, DenseLinear, Int8Linear, PackedLinear, Prepared, available, maker
+from draftproof.models.native import arena
 from draftproof.models.native.product import NativeLinear
 
 CPU = torch.device("cpu")
@@ -130,6 +131,25 @@ def test_a_norm_or_gate_inside_the_native_product_is_the_one_of_torch(bits, kind
     inside = NativeLinear(bits, weight, bias, **options)(x).double()
     around = Prepared(NativeLinear(bits, weight, bias), **options)(x).double()
     assert (inside - around).abs().max() <= 0.02 * around.abs().max()
+
+
+@native
+@pytest.mark.parametrize("bits", [16, 8, 4])
+@pytest.mark.parametrize("heights", [(96, 32, 48), (32, 20, 7)], ids=str)
+def test_several_weights_below_one_another_are_one(bits, heights):
+    weight, bias = layer((sum(heights), 80), torch.bfloat16)
+    x = rows(3, 80, torch.bfloat16)
+    whole = NativeLinear(bits, weight, bias)
+    pieces = NativeLinear(bits, weight.split(heights), bias)
+    assert torch.equal(pieces(x), whole(x)) and pieces.num_bytes == whole.num_bytes
+
+
+def test_weights_have_memory_of_their_own():
+    """Each piece on a cache line of its own, the values those of the original."""
+    made = [arena.copy(torch.full((3, 11), float(i))) for i in range(4)] + [arena.copy(torch.ones(1 << 25))]
+    made[1].fill_(9)
+    assert [float(piece.max()) for piece in made] == [0, 9, 2, 3, 1] and made[0].shape == (3, 11)
+    assert all(piece.data_ptr() % 64 == 0 for piece in made)
 
 
 def test_without_the_kernels_torchs_own_do_the_work(monkeypatch):

@@ -27,6 +27,7 @@ from ..errors import OptionError
 from .attention import Attention, TorchAttention
 from .linear import Linear, Make, maker
 from .masks import Block
+from .native.arena import copy as copied
 from .native.attention import NativeAttention
 from .passes import PassOutput, Want
 from .rotary import Rotary
@@ -205,7 +206,7 @@ class LeanForward:
 
 def _own(weight: Tensor) -> Tensor:
     """A copy: a view of one tensor would keep the whole file of weights mapped into memory."""
-    return weight.detach().clone()
+    return copied(weight.detach())
 
 
 def _take(modules: Sequence[Any], make: Make, norm: tuple[Tensor, float] | None = None, gated: bool = False) -> Linear:
@@ -214,11 +215,10 @@ def _take(modules: Sequence[Any], make: Make, norm: tuple[Tensor, float] | None 
     biases = [None if module.bias is None else module.bias.detach() for module in modules]
     for module in modules:
         module.weight = module.bias = None
-    weight = torch.cat(weights) if len(weights) > 1 else weights[0]
     bias = None
     if any(bias is not None for bias in biases):
         bias = torch.cat([w.new_zeros(len(w)) if b is None else b for w, b in zip(weights, biases)])
-    return make(weight, bias, norm=norm, gated=gated)
+    return make(weights if len(weights) > 1 else weights[0], bias, norm=norm, gated=gated)
 
 
 def _take_layer(layer: Any, make: Make, fine: Make, eps: float) -> _Layer:

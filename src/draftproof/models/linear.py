@@ -44,10 +44,15 @@ class Linear(Protocol):
 
 
 class Make(Protocol):
-    """Makes a linear map from weight `[N, K]` and bias `[N]` or None."""
+    """Makes a linear map from weight `[N, K]`, or several to stand below one another, and bias `[N]` or None."""
 
     def __call__(
-        self, weight: Tensor, bias: Tensor | None, *, norm: tuple[Tensor, float] | None = None, gated: bool = False
+        self,
+        weight: Tensor | Sequence[Tensor],
+        bias: Tensor | None,
+        *,
+        norm: tuple[Tensor, float] | None = None,
+        gated: bool = False,
     ) -> Linear:
         """norm: x is first divided by its root mean square (with this eps) and multiplied by a scale `[K]`.
 
@@ -180,9 +185,13 @@ def maker(weights: str, dtype: torch.dtype, device: torch.device) -> tuple[str, 
     plain = {"dense": DenseLinear, "packed": PackedLinear, "int8": Int8Linear}
 
     def make(
-        weight: Tensor, bias: Tensor | None, *, norm: tuple[Tensor, float] | None = None, gated: bool = False
+        weight: Tensor | Sequence[Tensor],
+        bias: Tensor | None,
+        *,
+        norm: tuple[Tensor, float] | None = None,
+        gated: bool = False,
     ) -> Linear:
-        made = plain[weights](weight, bias)
+        made = plain[weights](weight if isinstance(weight, Tensor) else torch.cat(list(weight)), bias)
         return Prepared(made, norm, gated) if norm or gated else made
 
     return weights, make
