@@ -7,6 +7,7 @@ import time
 
 import pytest
 
+from draftproof.drafters.ngram import NgramDrafter
 from draftproof.drafters.revision import Revision
 from draftproof.drafters.suffix import SuffixDrafter
 from draftproof.sampling import SeededSource
@@ -56,6 +57,40 @@ def test_a_known_change_is_in_the_draft():
     text = (*OLD, *SEPARATOR, *renamed([70])[:12])
     request = DraftRequest(0, text, len(OLD), SamplingParams(temperature=0), SeededSource(0), 8)
     assert drafter.propose([request])[0].tokens == (*OLD[12:17], 70, 70, OLD[19])
+
+
+def test_a_change_is_expected_again_at_once():
+    """Right after the first 70 for 7, before anything confirms the place."""
+    text, revision = [*OLD, *SEPARATOR, *renamed([70])[:6]], Revision(len(OLD))
+    revision.follow(text)
+    assert revision.proposal(text, 14, 0.0)[0] == renamed([70])[6:20]
+
+
+def test_a_prompt_that_resembles_itself_has_taught_no_change():
+    """30 in the place of 20 is a change in an output, but not where one part of a prompt is like another."""
+    old = [10, 11, 12, 20, 13, 14, 40, 41, 42, 20, 43, 44, 10, 11, 12, 30, 13, 14]
+    text = [*old, 40, 41, 42]
+    found = {}
+    for num_prompt in (0, len(old)):
+        revision = Revision(num_prompt)
+        revision.follow(text)
+        found[num_prompt], _ = revision.proposal(text, 3, 0.0)
+    assert found == {0: [30, 43, 44], len(old): [20, 43, 44]}
+
+
+@pytest.mark.parametrize("make", [SuffixDrafter, NgramDrafter, lambda eos_ids: SuffixDrafter(8, eos_ids=eos_ids)])
+def test_nothing_follows_the_end_of_a_text(make):
+    """Not the tokens between two messages of a chat, neither after the end nor in its place."""
+    prompt = (*range(100, 120), 9, 1, 2, 3)
+    for said, expected in ((15, {115, 116, 117, 118, 119, 9}), (20, {9})):
+        for strange in ((), (77,)):
+            text = (*prompt, *range(100, 100 + said), *strange)
+            request = DraftRequest(0, text, len(prompt), SamplingParams(temperature=0), SeededSource(0), 12)
+            drafted = make(eos_ids=frozenset({9})).propose([request])[0].tokens
+            if not strange:
+                assert set(drafted) == expected and len(drafted) == len(expected)
+            else:
+                assert not {1, 2, 3} & set(drafted)
 
 
 def test_words_are_replaced_as_a_whole():

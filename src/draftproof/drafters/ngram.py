@@ -21,9 +21,11 @@ class NgramIndex:
 
     Args:
         min_n, max_n: lengths of the n-grams.
+        eos_ids: tokens that end a text, so that nothing follows them.
     """
 
-    def __init__(self, min_n: int, max_n: int):
+    def __init__(self, min_n: int, max_n: int, eos_ids: frozenset[int] = frozenset()):
+        self._eos_ids = eos_ids
         self._sizes = range(max_n, min_n - 1, -1)
         self._tokens: list[int] = []
         self._ends: dict[tuple[int, ...], int] = {}
@@ -48,10 +50,14 @@ class NgramIndex:
         return 0, 0
 
     def lookup(self, num: int) -> list[int]:
-        """The `num` tokens that followed the longest known suffix; empty if none is known."""
+        """Up to `num` tokens that followed the longest known suffix, to the end of their text; empty if unknown."""
         n, end = self.match()
+        if not n or self._tokens[end - 1] in self._eos_ids:
+            return []
         period = len(self._tokens) - end
-        return [self._tokens[end + i % period] for i in range(num)] if n else []
+        found = [self._tokens[end + i % period] for i in range(num)]
+        last = next((i for i, token in enumerate(found) if token in self._eos_ids), num)
+        return found[: last + 1]
 
 
 class NgramDrafter:
@@ -59,16 +65,17 @@ class NgramDrafter:
 
     Args:
         min_n, max_n: shortest and longest n-gram looked up.
+        eos_ids: tokens that end a text.
 
     Raises:
         OptionError: not 1 <= min_n <= max_n.
     """
 
-    def __init__(self, min_n: int = 2, max_n: int = 5):
+    def __init__(self, min_n: int = 2, max_n: int = 5, eos_ids: frozenset[int] = frozenset()):
         if not 1 <= min_n <= max_n:
             raise OptionError(f"ngram lengths must satisfy 1 <= shortest <= longest, not {min_n}-{max_n}")
         self.name = "ngram"
-        self.min_n, self.max_n = min_n, max_n
+        self.min_n, self.max_n, self._eos_ids = min_n, max_n, eos_ids
         self._indexes: dict[int, NgramIndex] = {}
 
     def propose(self, requests: Sequence[DraftRequest]) -> list[Draft]:
@@ -81,7 +88,7 @@ class NgramDrafter:
     def _offer(self, request: DraftRequest) -> Offer:
         index = self._indexes.get(request.id)
         if index is None:
-            index = self._indexes[request.id] = NgramIndex(self.min_n, self.max_n)
+            index = self._indexes[request.id] = NgramIndex(self.min_n, self.max_n, self._eos_ids)
         index.follow(request.tokens)
         tokens = index.lookup(request.max_nodes)
         if not tokens:
@@ -97,8 +104,8 @@ class NgramDrafter:
 def build(argument: str, context: DraftContext) -> NgramDrafter:
     """`ngram`, `ngram:LONGEST` or `ngram:SHORTEST-LONGEST`."""
     if not argument:
-        return NgramDrafter()
+        return NgramDrafter(eos_ids=context.eos_ids)
     shortest, _, longest = argument.rpartition("-")
     if not longest.isdecimal() or (shortest and not shortest.isdecimal()):
         raise OptionError(f"ngram takes LONGEST or SHORTEST-LONGEST, as in ngram:2-5, not {argument!r}")
-    return NgramDrafter(int(shortest or min(2, int(longest))), int(longest))
+    return NgramDrafter(int(shortest or min(2, int(longest))), int(longest), context.eos_ids)

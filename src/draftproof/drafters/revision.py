@@ -7,7 +7,7 @@ is expected wherever the old words come again. All of it is a function of the te
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 
 from .offer import discount
 
@@ -17,9 +17,15 @@ _LONGEST = 8  # tokens on either side of a change that is remembered
 
 
 class Revision:
-    """Reads a growing text token by token and says how it goes on if it follows an earlier part of itself."""
+    """Reads a growing text token by token and says how the output goes on if it follows an earlier part of the text.
 
-    def __init__(self) -> None:
+    Args:
+        num_prompt: tokens before the output. A prompt may resemble itself in many places, but revises nothing.
+        eos_ids: tokens that end a text, so that nothing follows them.
+    """
+
+    def __init__(self, num_prompt: int = 0, eos_ids: frozenset[int] = frozenset()) -> None:
+        self._num_prompt, self._eos_ids = num_prompt, eos_ids
         self._num_read = 0
         self._ends: dict[tuple[int, ...], int] = {}  # where any few words stood last: the position after them
         self._at: int | None = None  # position of the old text's next token; None: nothing is followed
@@ -35,7 +41,7 @@ class Revision:
             if self._at is not None:
                 self._compare(tokens, i)
             words = tuple(tokens[max(0, i + 1 - _AGREED) : i + 1])
-            if self._at is None and words in self._ends:
+            if i >= self._num_prompt - 1 and self._at is None and words in self._ends:
                 self._at, self._run, self._due, self._apart = self._ends[words], len(words), [], False
             self._ends[words] = i + 1
         self._num_read = len(tokens)
@@ -43,19 +49,21 @@ class Revision:
     def proposal(self, tokens: Sequence[int], num: int, floor: float) -> tuple[list[int], list[float]]:
         """Up to `num` tokens that the old text and the known changes let expect, and the chance of the text up to each.
 
-        Right after a change that is not known, it is taken for one of single tokens.
+        Right after a change that is not known, it is taken for one of single tokens, and expected again at once.
         """
         if self._at is None:
             return [], []
         skipped = len(tokens) - self._new if self._apart else 0
         if skipped > 2:
             return [], []
-        found = list(self._due)
-        at = self._old + skipped if self._apart else self._at
-        while len(found) < num and at < len(tokens):
-            old = self._words(tokens, at)
-            found += self._changes.get(old, old)
-            at += len(old)
+        found, begin, at, changes = list(self._due), self._at - 1, self._at, self._changes
+        if self._apart:
+            begin, at = self._old, self._old + skipped
+            changes = {**changes, tuple(tokens[begin:at]): tuple(tokens[self._new :])}
+        while len(found) < num and at < len(tokens) and self._eos_ids.isdisjoint(tokens[begin:at]):
+            old = _words(tokens, at, changes)
+            found += changes.get(old, old)
+            begin, at = at, at + len(old)
         survival: list[float] = []
         for n, _ in enumerate(found[:num]):
             chance = (survival[-1] if survival else 1.0) * (1 - discount((self._run >> skipped) + n))
@@ -73,7 +81,7 @@ class Revision:
             self._at = None  # the old text has run into the present
         else:
             if not self._due:
-                words = self._words(tokens, self._at)
+                words = _words(tokens, self._at, self._changes)
                 self._old, self._new, self._due = self._at, i, list(self._changes.get(words, words))
                 self._at += len(words)
             self._apart = self._due.pop(0) != tokens[i]
@@ -94,14 +102,15 @@ class Revision:
                 new = tuple(tokens[self._new : i + 1 - num_same])
                 if 0 < len(old) <= _LONGEST and 0 < len(new) <= _LONGEST:
                     self._changes[old] = new
-                self._at, self._run, self._apart = end, self._run + num_same, False
+                self._at, self._run, self._apart = end, self._run // 2 + num_same, False
                 return
         if num_new > _REACH:
             self._at = None
 
-    def _words(self, tokens: Sequence[int], at: int) -> tuple[int, ...]:
-        """The longest old words known to change that stand at a position, else the one token there."""
-        for size in range(min(_LONGEST, len(tokens) - at), 0, -1):
-            if (words := tuple(tokens[at : at + size])) in self._changes:
-                return words
-        return (tokens[at],)
+
+def _words(tokens: Sequence[int], at: int, changes: Mapping[tuple[int, ...], tuple[int, ...]]) -> tuple[int, ...]:
+    """The longest old words known to change that stand at a position, else the one token there."""
+    for size in range(min(_LONGEST, len(tokens) - at), 0, -1):
+        if (words := tuple(tokens[at : at + size])) in changes:
+            return words
+    return (tokens[at],)

@@ -109,21 +109,26 @@ class Memory:
 
 
 class _Sequence:
-    """One sequence's text, indexed as it grows."""
+    """One sequence's text, indexed as it grows; what ends a text is followed by nothing."""
 
-    def __init__(self, request: DraftRequest):
+    def __init__(self, request: DraftRequest, eos_ids: frozenset[int]):
         self.num_prompt, self.caller = request.num_prompt, request.params.caller
+        self._eos_ids = eos_ids
+        self._begin()
+
+    def _begin(self) -> None:
         self.tokens: list[int] = []
         self.text = SuffixAutomaton()
-        self.revision = Revision()
+        self.revision = Revision(self.num_prompt, self._eos_ids)
 
     def follow(self, tokens: Sequence[int]) -> None:
         """Read what is new; start again if the text was changed behind our back."""
-        size = len(self.tokens)
-        if list(tokens[:size]) != self.tokens:
-            self.tokens, self.text, self.revision, size = [], SuffixAutomaton(), Revision(), 0
-        self.tokens.extend(tokens[size:])
-        self.text.extend(tokens[size:])
+        if list(tokens[: len(self.tokens)]) != self.tokens:
+            self._begin()
+        fresh = tokens[len(self.tokens) :]
+        self.tokens.extend(fresh)
+        for token in fresh:
+            self.text.extend([token, BREAK] if token in self._eos_ids else [token])
         self.revision.follow(self.tokens)
 
 
@@ -134,11 +139,19 @@ class SuffixDrafter:
         width: children per node: 1 drafts chains, more draft trees.
         floor: a path less likely than this, by its own estimate, is not drafted.
         memory: earlier outputs by caller (`SamplingParams.caller`); None keeps none.
+        eos_ids: tokens that end a text.
         name: as the user wrote it.
     """
 
-    def __init__(self, width: int = 1, floor: float = 0.03, memory: Memory | None = None, name: str = "suffix"):
-        self.name = name
+    def __init__(
+        self,
+        width: int = 1,
+        floor: float = 0.03,
+        memory: Memory | None = None,
+        eos_ids: frozenset[int] = frozenset(),
+        name: str = "suffix",
+    ):
+        self.name, self._eos_ids = name, eos_ids
         self.width, self.floor, self.memory = width, floor, memory
         self._sequences: dict[int, _Sequence] = {}
 
@@ -162,7 +175,7 @@ class SuffixDrafter:
     def _offer(self, request: DraftRequest) -> Offer:
         sequence = self._sequences.get(request.id)
         if sequence is None:
-            sequence = self._sequences[request.id] = _Sequence(request)
+            sequence = self._sequences[request.id] = _Sequence(request, self._eos_ids)
         sequence.follow(request.tokens)
         best = _NOTHING
         for text in self._texts(sequence):
@@ -195,4 +208,4 @@ def build(argument: str, context: DraftContext) -> SuffixDrafter:
         raise OptionError(f"suffix takes tree, shared or tree-shared, not {unknown[0]!r}")
     memory = Memory() if "shared" in options else None
     name = f"suffix:{argument}" if argument else "suffix"
-    return SuffixDrafter(8 if "tree" in options else 1, memory=memory, name=name)
+    return SuffixDrafter(8 if "tree" in options else 1, memory=memory, eos_ids=context.eos_ids, name=name)
