@@ -55,12 +55,12 @@ void draftproof_pack(const void* data, int half, int bits, int64_t n, int64_t k,
                     round_weights(data, begin, width, half, bits, levels, scale, zero);
                 if (scales) scales[at] = scale;
                 if (zeros) zeros[at] = zero;
-                if (bits == 16)
+                if (bits == 16) {
                     for (int64_t i = 0; i < group; i += 2) std::memcpy(out + i * 32 + lane * 4, halves + i, 4);
-                for (int64_t i = 0; bits < 16 && i < group; ++i) {
-                    if (bits == 8)
-                        out[i / 4 * 64 + lane * 4 + i % 4] = levels[i];
-                    else
+                } else if (bits == 8) {
+                    for (int64_t i = 0; i < group; ++i) out[i / 4 * 64 + lane * 4 + i % 4] = levels[i];
+                } else {
+                    for (int64_t i = 0; i < group; ++i)
                         out[i / 8 * 64 + lane * 4 + i % 4] |= levels[i] << (i % 8 < 4 ? 0 : 4);
                 }
             }
