@@ -40,7 +40,7 @@ struct Layer {
 
 namespace {
 
-__m512 part(const Attention& a, const void* data, int64_t index, int64_t i) {
+Floats part(const Attention& a, const void* data, int64_t index, int64_t i) {
     return load16(data, index + 16 * i, first_lanes(a.width - 16 * i), a.half);
 }
 
@@ -48,14 +48,14 @@ __m512 part(const Attention& a, const void* data, int64_t index, int64_t i) {
 void rotate(const Attention& a, const void* qkv, int64_t index, int64_t head, const float* cos, const float* sin, float* out) {
     float x[16 * kMaxParts];
     const int64_t half = a.width / 2;
-    __m512 squares = _mm512_setzero_ps();
+    Floats squares = nothing();
     for (int64_t i = 0; 16 * i < a.width; ++i) {
-        const __m512 value = part(a, qkv, index, i);
-        squares = _mm512_fmadd_ps(value, value, squares);
-        _mm512_storeu_ps(x + 16 * i, value);
+        const Floats value = part(a, qkv, index, i);
+        squares = times_plus(value, value, squares);
+        store(x + 16 * i, value);
     }
     if (a.head_scale) {
-        const float mean = _mm512_reduce_add_ps(squares) / static_cast<float>(a.width);
+        const float mean = sum_of(squares) / static_cast<float>(a.width);
         const float scale = 1.0f / std::sqrt(mean + static_cast<float>(a.eps));
         for (int64_t i = 0; i < a.width; ++i) x[i] *= scale * a.head_scale[head * a.width + i];
     }
@@ -67,45 +67,33 @@ void rotate(const Attention& a, const void* qkv, int64_t index, int64_t head, co
 
 void put(const Attention& a, void* data, int64_t index, const float* from) {
     for (int64_t i = 0; 16 * i < a.width; ++i) {
-        const __mmask16 mask = first_lanes(a.width - 16 * i);
-        store16(data, index + 16 * i, mask, a.half, _mm512_maskz_loadu_ps(mask, from + 16 * i));
+        const Lanes lanes = first_lanes(a.width - 16 * i);
+        store16(data, index + 16 * i, lanes, a.half, load(from + 16 * i, lanes));
     }
 }
 
-// Sums of 16 registers, each in the same order: lane i of the result is the sum of x[i].
-__m512 sums(__m512* x) {
-    __m512 quads[4];
-    for (int i = 0; i < 4; ++i) {
-        __m512 pairs[2];
-        for (int j = 0; j < 2; ++j) {
-            const __m512 a = x[4 * i + 2 * j], b = x[4 * i + 2 * j + 1];
-            pairs[j] = _mm512_add_ps(_mm512_unpacklo_ps(a, b), _mm512_unpackhi_ps(a, b));
-        }
-        const __m512d a = _mm512_castps_pd(pairs[0]), b = _mm512_castps_pd(pairs[1]);
-        quads[i] = _mm512_add_ps(_mm512_castpd_ps(_mm512_unpacklo_pd(a, b)), _mm512_castpd_ps(_mm512_unpackhi_pd(a, b)));
-    }
-    __m512 halves[2];
-    for (int i = 0; i < 2; ++i)
-        halves[i] = _mm512_add_ps(_mm512_shuffle_f32x4(quads[2 * i], quads[2 * i + 1], 0x88),
-                                  _mm512_shuffle_f32x4(quads[2 * i], quads[2 * i + 1], 0xdd));
-    return _mm512_add_ps(_mm512_shuffle_f32x4(halves[0], halves[1], 0x88), _mm512_shuffle_f32x4(halves[0], halves[1], 0xdd));
-}
+template <bool HALF>
+struct Query {
+    using Part = Floats;
+};
+
+template <>
+struct Query<true> {
+    using Part = Packed;
+};
 
 // Products of the query (its parts in registers) with one key, not yet summed over the 16 lanes.
-template <bool HALF, int WIDTH>
-__m512 times_key(const Attention& a, const __m512* query, const void* keys, int64_t index) {
+template <bool HALF, int WIDTH, class Part>
+Floats times_key(const Attention& a, const Part* query, const void* keys, int64_t index) {
     const int64_t width = WIDTH ? WIDTH : a.width;
-    __m512 sum = _mm512_setzero_ps();
-    if constexpr (HALF) {  // 32 bfloat16 numbers a register
+    Floats sum = nothing();
+    if constexpr (HALF) {
         const uint16_t* key = static_cast<const uint16_t*>(keys) + index;
-        for (int64_t i = 0; 32 * i < width; ++i) {
-            const int64_t left = width - 32 * i;
-            const __mmask32 mask = left >= 32 ? 0xffffffffu : (1u << left) - 1;
-            sum = _mm512_dpbf16_ps(sum, (__m512bh)query[i], (__m512bh)_mm512_maskz_loadu_epi16(mask, key + 32 * i));
-        }
+        for (int64_t i = 0; kPacked * i < width; ++i)
+            sum = times_plus(query[i], load_packed(key + kPacked * i, width - kPacked * i), sum);
     } else {
         for (int64_t i = 0; 16 * i < width; ++i)
-            sum = _mm512_fmadd_ps(query[i], load16(keys, index + 16 * i, first_lanes(width - 16 * i), false), sum);
+            sum = times_plus(query[i], load16(keys, index + 16 * i, first_lanes(width - 16 * i), false), sum);
     }
     return sum;
 }
@@ -122,46 +110,42 @@ void attend(const Attention& a, const Layer& layer, const Token& token, int64_t 
         const int64_t slot = i < token.start ? i : layer.extras[token.first_extra + i - token.start];
         return token.row + kv * layer.stride + slot * width;
     };
-    __m512 q[kMaxParts];
+    typename Query<HALF>::Part q[kMaxParts];
     if constexpr (HALF) {
         const uint16_t* from = static_cast<const uint16_t*>(query) + query_index;
-        for (int64_t i = 0; 32 * i < width; ++i) {
-            const int64_t left = width - 32 * i;
-            const __mmask32 mask = left >= 32 ? 0xffffffffu : (1u << left) - 1;
-            q[i] = _mm512_castsi512_ps(_mm512_maskz_loadu_epi16(mask, from + 32 * i));
-        }
+        for (int64_t i = 0; kPacked * i < width; ++i) q[i] = load_packed(from + kPacked * i, width - kPacked * i);
     } else {
         for (int64_t i = 0; i < parts; ++i) q[i] = part(a, query, query_index, i);
     }
-    const __m512 scale = _mm512_set1_ps(1.0f / std::sqrt(static_cast<float>(width)));
-    __m512 highest = _mm512_set1_ps(-INFINITY);
+    const Floats scale = all(1.0f / std::sqrt(static_cast<float>(width)));
+    Floats highest = all(-INFINITY);
     for (int64_t i = 0; i < padded; i += 16) {
-        __m512 products[16];
+        Floats products[16];
         for (int64_t j = 0; j < 16; ++j) products[j] = times_key<HALF, WIDTH>(a, q, layer.keys, index(std::min(i + j, count - 1)));
-        const __m512 scores = _mm512_mul_ps(sums(products), scale);
-        highest = _mm512_mask_max_ps(highest, first_lanes(count - i), highest, scores);
-        _mm512_storeu_ps(weights.data() + i, scores);
+        const Floats scores = times(totals(products), scale);
+        highest = choose(first_lanes(count - i), higher(highest, scores), highest);
+        store(weights.data() + i, scores);
     }
-    const __m512 peak = _mm512_set1_ps(_mm512_reduce_max_ps(highest));
-    __m512 total = _mm512_setzero_ps();
+    const Floats peak = all(highest_of(highest));
+    Floats total = nothing();
     for (int64_t i = 0; i < padded; i += 16) {
-        const __m512 score = _mm512_loadu_ps(weights.data() + i);
-        const __m512 weight = _mm512_maskz_mov_ps(first_lanes(count - i), exp16(_mm512_sub_ps(score, peak)));
-        total = _mm512_add_ps(total, weight);
-        _mm512_storeu_ps(weights.data() + i, weight);
+        const Floats score = load(weights.data() + i);
+        const Floats weight = only(first_lanes(count - i), exp16(minus(score, peak)));
+        total = plus(total, weight);
+        store(weights.data() + i, weight);
     }
-    const __m512 share = _mm512_set1_ps(1.0f / _mm512_reduce_add_ps(total));
-    __m512 mixed[kMaxParts];
-    for (int64_t i = 0; i < parts; ++i) mixed[i] = _mm512_setzero_ps();
+    const Floats share = all(1.0f / sum_of(total));
+    Floats mixed[kMaxParts];
+    for (int64_t i = 0; i < parts; ++i) mixed[i] = nothing();
     for (int64_t i = 0; i < count; ++i) {
-        const __m512 weight = _mm512_set1_ps(weights[i]);
+        const Floats weight = all(weights[i]);
         for (int64_t j = 0; j < parts; ++j) {
-            const __m512 value = load16(layer.values, index(i) + 16 * j, first_lanes(width - 16 * j), HALF);
-            mixed[j] = _mm512_fmadd_ps(weight, value, mixed[j]);
+            const Floats value = load16(layer.values, index(i) + 16 * j, first_lanes(width - 16 * j), HALF);
+            mixed[j] = times_plus(weight, value, mixed[j]);
         }
     }
     for (int64_t i = 0; i < parts; ++i)
-        store16(out, out_index + 16 * i, first_lanes(width - 16 * i), HALF, _mm512_mul_ps(mixed[i], share));
+        store16(out, out_index + 16 * i, first_lanes(width - 16 * i), HALF, times(mixed[i], share));
 }
 
 template <bool HALF>

@@ -1,9 +1,9 @@
 """The kernels (`*.cpp`): compiled once on the user's machine, loaded where the CPU has what they need.
 
-They need Linux on x86-64, AVX-512 with VNNI and BF16, and a C++ compiler (`$CXX`, g++ or c++) the first time; the
-result is kept in the cache folder by a hash of source, compiler and flags. Without any of these `reason()` says so in
-a line and everything runs on torch's own kernels. A matrix unit (AMX) is used where there is one.
-`DRAFTPROOF_KERNELS=0` turns the kernels off, `DRAFTPROOF_KERNELS=avx512` the matrix unit.
+They need Linux on x86-64, AVX2 with FMA, and a C++ compiler (`$CXX`, g++ or c++) the first time; the result is kept in
+the cache folder by a hash of source, compiler and flags. Without any of these `reason()` says so in a line and
+everything runs on torch's own kernels. AVX-512 with VNNI and BF16 is used where there is all of it, and so is a matrix
+unit (AMX). `DRAFTPROOF_KERNELS=0` turns the kernels off, `avx2` AVX-512, `avx512` only the matrix unit.
 """
 
 from __future__ import annotations
@@ -24,9 +24,10 @@ from ..home import cache_dir
 
 _HERE = Path(__file__).parent
 _SOURCES = tuple(_HERE / f"{name}.cpp" for name in ("pack", "product", "attention", "nucleus"))
-_NEEDS = ("avx512f", "avx512bw", "avx512vl", "avx512dq", "avx512_vnni", "avx512_bf16")
+_NEEDS = ("avx2", "fma")
+_WIDE = ("avx512f", "avx512bw", "avx512vl", "avx512dq", "avx512_vnni", "avx512_bf16")
 _TILES = {"amx_tile", "amx_bf16", "amx_int8"}
-_FLAGS = ["-O3", "-std=c++17", "-fPIC", "-fopenmp", "-mfma", *(f"-m{flag.replace('_', '')}" for flag in _NEEDS)]
+_FLAGS = ("-O3", "-std=c++17", "-fPIC", "-fopenmp")
 _log = logging.getLogger("draftproof")
 
 
@@ -48,10 +49,18 @@ def library() -> ctypes.CDLL:
 
 
 @functools.cache
+def instructions() -> str:
+    """What the kernels are made for: "avx2", "avx512", or "avx512 amx"."""
+    flags, chosen = _cpu_flags(), os.environ.get("DRAFTPROOF_KERNELS")
+    if chosen == "avx2" or not flags.issuperset(_WIDE):
+        return "avx2"
+    return "avx512" if chosen == "avx512" or not flags.issuperset(_TILES) else "avx512 amx"
+
+
+@functools.cache
 def has_tiles() -> bool:
     """Whether the CPU has a matrix unit (AMX, with bfloat16 and 8-bit integers) that the system lets us use."""
-    flags = _cpu_flags()
-    return flags >= _TILES and os.environ.get("DRAFTPROOF_KERNELS") != "avx512" and bool(library().draftproof_tiles())
+    return instructions() == "avx512 amx" and bool(library().draftproof_tiles())
 
 
 @functools.cache
@@ -96,7 +105,9 @@ def _compiled() -> Path:
     compiler = shlex.split(os.environ.get("CXX", "")) or [shutil.which("g++") or shutil.which("c++") or "g++"]
     openmp = _openmp()
     content = [path.read_bytes() for path in (*_SOURCES, *sorted(_HERE.glob("*.h")))]
-    key = hashlib.sha256(repr((content, compiler, _FLAGS, openmp)).encode()).hexdigest()[:16]
+    wide = () if instructions() == "avx2" else _WIDE
+    flags = [*_FLAGS, *(f"-m{flag.replace('_', '')}" for flag in (*_NEEDS, *wide))]
+    key = hashlib.sha256(repr((content, compiler, flags, openmp)).encode()).hexdigest()[:16]
     folder = cache_dir() / "kernels"
     library = folder / f"draftproof-{key}.so"
     if library.exists():
@@ -112,7 +123,7 @@ def _compiled() -> Path:
     binary = Path(scratch) / "kernels.so"
     try:
         for path, made in zip(_SOURCES, objects):
-            _run([*compiler, *_FLAGS, "-c", str(path), "-o", str(made)])
+            _run([*compiler, *flags, "-c", str(path), "-o", str(made)])
         _run([*compiler, "-shared", *map(str, objects), openmp or "-fopenmp", "-o", str(binary)])
         os.replace(binary, library)
     finally:

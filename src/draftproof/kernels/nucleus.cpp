@@ -29,37 +29,37 @@ using Candidate = std::pair<float, int64_t>;  // scaled logit, id
 
 // The row's highest value, and that of each chunk; NaN if there is one.
 float peaks(const Settings& s, const void* row, std::vector<float>& chunks) {
-    __mmask16 strange = 0;
+    unsigned strange = 0;
     float top = -std::numeric_limits<float>::infinity();
-    const __m512 least = _mm512_set1_ps(top);
+    const Floats least = all(top);
     for (int64_t begin = 0; begin < s.vocab; begin += kChunk) {
-        __m512 high = least;
+        Floats high = least;
         for (int64_t i = begin; i < std::min(begin + kChunk, s.vocab); i += 16) {
-            const __mmask16 mask = first_lanes(s.vocab - i);
-            const __m512 x = _mm512_mask_blend_ps(mask, least, load16(row, i, mask, s.half));
-            strange |= _mm512_cmp_ps_mask(x, x, _CMP_UNORD_Q);
-            high = _mm512_max_ps(high, x);
+            const Lanes lanes = first_lanes(s.vocab - i);
+            const Floats x = choose(lanes, load16(row, i, lanes, s.half), least);
+            strange |= not_numbers(x);
+            high = higher(high, x);
         }
-        chunks[begin / kChunk] = _mm512_reduce_max_ps(high);
+        chunks[begin / kChunk] = highest_of(high);
         top = std::max(top, chunks[begin / kChunk]);
     }
     return strange ? std::numeric_limits<float>::quiet_NaN() : top;
 }
 
-__m512 scaled(const Settings& s, const void* row, int64_t i, __mmask16 mask, float top) {
-    const __m512 x = _mm512_sub_ps(load16(row, i, mask, s.half), _mm512_set1_ps(top));
-    return s.temperature == 1.0f ? x : _mm512_div_ps(x, _mm512_set1_ps(s.temperature));
+Floats scaled(const Settings& s, const void* row, int64_t i, Lanes lanes, float top) {
+    const Floats x = minus(load16(row, i, lanes, s.half), all(top));
+    return s.temperature == 1.0f ? x : over(x, all(s.temperature));
 }
 
 double total(const Settings& s, const void* row, float top) {
     double sum = 0;
     for (int64_t begin = 0; begin < s.vocab; begin += 64 * kChunk) {
-        __m512 part = _mm512_setzero_ps();
+        Floats part = nothing();
         for (int64_t i = begin; i < std::min(begin + 64 * kChunk, s.vocab); i += 16) {
-            const __mmask16 mask = first_lanes(s.vocab - i);
-            part = _mm512_mask_add_ps(part, mask, part, exp16(scaled(s, row, i, mask, top)));
+            const Lanes lanes = first_lanes(s.vocab - i);
+            part = choose(lanes, plus(part, exp16(scaled(s, row, i, lanes, top))), part);
         }
-        sum += _mm512_reduce_add_ps(part);
+        sum += sum_of(part);
     }
     return sum;
 }
@@ -67,17 +67,17 @@ double total(const Settings& s, const void* row, float top) {
 void collect(const Settings& s, const void* row, float top, const std::vector<float>& chunks, float distance,
              std::vector<Candidate>& found) {
     found.clear();
-    const __m512 border = _mm512_set1_ps(-distance);
+    const Floats border = all(-distance);
     for (int64_t begin = 0; begin < s.vocab; begin += kChunk) {
         if ((chunks[begin / kChunk] - top) / s.temperature < -distance) continue;
         for (int64_t i = begin; i < std::min(begin + kChunk, s.vocab); i += 16) {
-            const __mmask16 mask = first_lanes(s.vocab - i);
-            const __m512 x = scaled(s, row, i, mask, top);
-            unsigned in = _mm512_mask_cmp_ps_mask(mask, x, border, _CMP_GE_OQ);
+            const Lanes lanes = first_lanes(s.vocab - i);
+            const Floats x = scaled(s, row, i, lanes, top);
+            unsigned in = at_least(lanes, x, border);
             if (!in) continue;
-            alignas(64) float lanes[16];
-            _mm512_store_ps(lanes, x);
-            for (; in; in &= in - 1) found.emplace_back(lanes[__builtin_ctz(in)], i + __builtin_ctz(in));
+            alignas(64) float numbers[16];
+            store(numbers, x);
+            for (; in; in &= in - 1) found.emplace_back(numbers[__builtin_ctz(in)], i + __builtin_ctz(in));
         }
     }
     std::sort(found.begin(), found.end(), [](const Candidate& a, const Candidate& b) {

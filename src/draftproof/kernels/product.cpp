@@ -9,7 +9,11 @@
 #include <omp.h>
 
 #include "tiles.h"
-#include "vectors.h"
+#ifdef __AVX512BF16__
+#include "vectors512.h"
+#else
+#include "vectors256.h"
+#endif
 
 extern "C" {
 
@@ -22,7 +26,8 @@ void draftproof_product(const Linear* linear, const void* x, int64_t m, int half
     static thread_local Rows own;
     own.resize(w, m);
     Rows& rows = own;  // of the calling thread, for all
-    const int64_t shares = (m + kShare - 1) / kShare, share = (m + shares - 1) / shares;  // of equal size
+    const int64_t limit = share_limit(w.bits), shares = (m + limit - 1) / limit;
+    const int64_t share = (m + shares - 1) / shares;  // of equal size
 #pragma omp parallel num_threads(w.threads)
     {
         std::vector<float> row;
@@ -30,7 +35,7 @@ void draftproof_product(const Linear* linear, const void* x, int64_t m, int half
         for (int64_t token = 0; token < m; ++token) {
             read_token(w, x, token, half, row);
             if (w.bits == 16)
-                narrow_token(w, row, token, rows);
+                narrow_token(row, token, rows);
             else
                 round_token(w, row, token, rows);
         }
@@ -40,7 +45,7 @@ void draftproof_product(const Linear* linear, const void* x, int64_t m, int half
 #pragma omp for schedule(static)
             for (int64_t block = 0; block < w.blocks; ++block) {
                 for (int64_t token = 0; token < m; token += share) {
-                    __m512 total[kShare];
+                    Floats total[kShare];
                     const int64_t count = std::min(share, m - token);
                     times_share(w, block, rows, token, count, {token / share, shares}, total);
                     finish(w, block, total, token, count, half, add, y);

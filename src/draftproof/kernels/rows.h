@@ -27,22 +27,24 @@ struct Linear {
 
 // The tokens of one call, padded to whole groups; for the matrix unit in tiles of 16 tokens: [m / 16][pieces][16][piece].
 struct Rows {
-    std::vector<uint16_t> halves;  // bfloat16 [m][groups * group], for bfloat16 weights
-    std::vector<int8_t> levels;    // the same in 8 bits, otherwise
+    std::vector<Half> halves;      // bfloat16 [m][groups * group], for bfloat16 weights
+    std::vector<int8_t> levels;    // the same in levels of `width` bytes, otherwise
     std::vector<float> scales;     // [m][groups], or [m / 16][groups][16]
     std::vector<int32_t> sums;     // of levels, likewise; for 8-bit weights times -128, their zero point
     bool tiled;
+    int width;
     int64_t piece, pieces;  // inputs of a tile, tiles of a row
 
     void resize(const Linear& w, int64_t m) {
         tiled = w.tiled && (w.bits == 16 || m > kFewTokens);
+        width = level_width(w.bits);
         piece = w.bits == 16 ? 32 : w.group;
         pieces = w.groups * w.group / piece;
         const int64_t room = tiled ? (m + kTokens - 1) / kTokens * kTokens : m;
         if (w.bits == 16) {
             halves.resize(room * w.groups * w.group);
         } else {
-            levels.resize(room * w.groups * w.group);
+            levels.resize(room * w.groups * w.group * width);
             scales.resize(room * w.groups);
             sums.resize(room * w.groups);
         }
@@ -62,75 +64,71 @@ struct Rows {
 inline void read_token(const Linear& w, const void* x, int64_t token, bool half, std::vector<float>& row) {
     row.assign(w.groups * w.group, 0.0f);
     const int64_t begin = token * w.k * (w.gated ? 2 : 1);
-    const __m512 one = _mm512_set1_ps(1.0f);
-    __m512 squares = _mm512_setzero_ps();
+    const Floats one = all(1.0f);
+    Floats squares = nothing();
     for (int64_t i = 0; i < w.k; i += 16) {
-        const __mmask16 mask = first_lanes(w.k - i);
-        __m512 value = load16(x, begin + i, mask, half);
+        const Lanes lanes = first_lanes(w.k - i);
+        Floats value = load16(x, begin + i, lanes, half);
         if (w.gated) {
-            const __m512 away = exp16(_mm512_sub_ps(_mm512_setzero_ps(), value));
-            value = _mm512_mul_ps(_mm512_div_ps(value, _mm512_add_ps(one, away)), load16(x, begin + w.k + i, mask, half));
+            const Floats away = exp16(minus(nothing(), value));
+            value = times(over(value, plus(one, away)), load16(x, begin + w.k + i, lanes, half));
         }
-        squares = _mm512_fmadd_ps(value, value, squares);
-        _mm512_mask_storeu_ps(row.data() + i, mask, value);
+        squares = times_plus(value, value, squares);
+        store(row.data() + i, value, lanes);
     }
     if (!w.norm) return;
-    const float mean = _mm512_reduce_add_ps(squares) / static_cast<float>(w.k);
-    const __m512 scale = _mm512_set1_ps(1.0f / std::sqrt(mean + static_cast<float>(w.eps)));
+    const float mean = sum_of(squares) / static_cast<float>(w.k);
+    const Floats scale = all(1.0f / std::sqrt(mean + static_cast<float>(w.eps)));
     for (int64_t i = 0; i < w.k; i += 16) {
-        const __mmask16 mask = first_lanes(w.k - i);
-        const __m512 value = _mm512_mul_ps(_mm512_maskz_loadu_ps(mask, row.data() + i), scale);
-        _mm512_mask_storeu_ps(row.data() + i, mask, _mm512_mul_ps(value, _mm512_maskz_loadu_ps(mask, w.norm + i)));
+        const Lanes lanes = first_lanes(w.k - i);
+        const Floats value = times(load(row.data() + i, lanes), scale);
+        store(row.data() + i, times(value, load(w.norm + i, lanes)), lanes);
     }
 }
 
-inline void narrow_token(const Linear& w, const std::vector<float>& row, int64_t token, Rows& out) {
+inline void narrow_token(const std::vector<float>& row, int64_t token, Rows& out) {
     for (int64_t number = 0, i = 0; number < out.pieces; ++number) {
-        uint16_t* halves = out.halves.data() + out.place(token, number);
-        for (int64_t end = i + out.piece; i < end; i += 16, halves += 16)
-            _mm256_storeu_si256(reinterpret_cast<__m256i*>(halves), narrow(_mm512_loadu_ps(row.data() + i)));
+        Half* halves = out.halves.data() + out.place(token, number);
+        for (int64_t end = i + out.piece; i < end; i += 16, halves += 16) store_half(halves, load(row.data() + i));
     }
 }
 
 inline void round_token(const Linear& w, const std::vector<float>& row, int64_t token, Rows& out) {
     for (int64_t g = 0; g < w.groups; ++g) {
         const float* values = row.data() + g * w.group;
-        int8_t* levels = out.levels.data() + out.place(token, g);
-        __m512 top = _mm512_setzero_ps(), damage = _mm512_setzero_ps();
+        int8_t* levels = out.levels.data() + out.place(token, g) * out.width;
+        Floats top = nothing(), damage = nothing();
         for (int64_t i = 0; i < w.group; i += 16) {
-            const __m512 value = _mm512_loadu_ps(values + i);
-            top = _mm512_max_ps(top, _mm512_abs_ps(value));
-            damage = _mm512_fmadd_ps(value, _mm512_setzero_ps(), damage);  // NaN if a number is not finite
+            const Floats value = load(values + i);
+            top = higher(top, magnitude(value));
+            damage = times_plus(value, nothing(), damage);  // NaN if a number is not finite
         }
-        const float peak = std::max(_mm512_reduce_max_ps(top), 1e-30f);
-        const __m512 inverse = _mm512_set1_ps(127.0f / peak);
-        __m512i sum = _mm512_setzero_si512();
-        for (int64_t i = 0; i < w.group; i += 16, levels += 16) {
-            const __m512i level = _mm512_cvtps_epi32(_mm512_mul_ps(_mm512_loadu_ps(values + i), inverse));
-            sum = _mm512_add_epi32(sum, level);
-            _mm_storeu_si128(reinterpret_cast<__m128i*>(levels), _mm512_cvtsepi32_epi8(level));
+        const float peak = std::max(highest_of(top), 1e-30f);
+        const Floats inverse = all(127.0f / peak);
+        Ints sum = no_ints();
+        for (int64_t i = 0; i < w.group; i += 16, levels += 16 * out.width) {
+            const Ints level = to_ints(times(load(values + i), inverse));
+            sum = plus(sum, level);
+            store_levels(levels, level, out.width);
         }
-        out.scales[out.spot(token, g)] = peak / 127.0f + _mm512_reduce_add_ps(damage);
-        out.sums[out.spot(token, g)] = _mm512_reduce_add_epi32(sum) * (w.bits == 8 ? -128 : 1);
+        out.scales[out.spot(token, g)] = peak / 127.0f + sum_of(damage);
+        out.sums[out.spot(token, g)] = sum_of(sum) * (w.bits == 8 ? -128 : 1);
     }
 }
 
 // The 4-bit zero points of a group of 16 outputs.
-inline __m512 load_zeros(const Linear& w, int64_t at) {
-    const __m128i raw = _mm_loadu_si128(reinterpret_cast<const __m128i*>(w.zeros + at));
-    return _mm512_mul_ps(_mm512_cvtepi32_ps(_mm512_cvtepu8_epi32(raw)), _mm512_set1_ps(1.0f / 16));
-}
+inline Floats load_zeros(const Linear& w, int64_t at) { return times(load_bytes(w.zeros + at), all(1.0f / 16)); }
 
 // Results of count tokens for one block of outputs.
-inline void finish(const Linear& w, int64_t block, const __m512* total, int64_t token, int64_t count, bool half,
-            const void* add, void* y) {
+inline void finish(const Linear& w, int64_t block, const Floats* total, int64_t token, int64_t count, bool half,
+                   const void* add, void* y) {
     const int64_t output = block * kBlock;
-    const __mmask16 mask = first_lanes(w.n - output);
-    const __m512 bias = w.bias ? _mm512_maskz_loadu_ps(mask, w.bias + output) : _mm512_setzero_ps();
+    const Lanes lanes = first_lanes(w.n - output);
+    const Floats bias = w.bias ? load(w.bias + output, lanes) : nothing();
     for (int64_t i = 0; i < count; ++i) {
-        __m512 value = _mm512_add_ps(total[i], bias);
+        Floats value = plus(total[i], bias);
         const int64_t at = (token + i) * w.n + output;
-        if (add) value = _mm512_add_ps(value, load16(add, at, mask, half));
-        store16(y, at, mask, half, value);
+        if (add) value = plus(value, load16(add, at, lanes, half));
+        store16(y, at, lanes, half, value);
     }
 }

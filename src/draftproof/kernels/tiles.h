@@ -12,7 +12,7 @@
 
 #include "rows.h"
 
-#if defined(__clang__) ? __clang_major__ >= 12 : __GNUC__ >= 11
+#if defined(__AVX512BF16__) && (defined(__clang__) ? __clang_major__ >= 12 : __GNUC__ >= 11)
 #define DRAFTPROOF_TILES 1
 #define TILED __attribute__((target("amx-tile,amx-bf16,amx-int8")))
 #else
@@ -160,7 +160,7 @@ void times_tiles16(const Linear& w, int64_t block, const Rows& x, int64_t m, boo
     for (int64_t part = 0; part < parts; ++part) {
         const int64_t token = part * 32;
         const uint16_t* halves = x.halves.data() + x.place(token, 0);
-        alignas(64) __m512 out[2 * BLOCKS * kTokens];
+        alignas(64) Floats out[2 * BLOCKS * kTokens];
         tiles::Ahead ahead[BLOCKS];
         for (int b = 0; b < BLOCKS; ++b) {
             const char* here = reinterpret_cast<const char*>(words + b * size);
@@ -185,16 +185,16 @@ void times_tiles16(const Linear& w, int64_t block, const Rows& x, int64_t m, boo
 // Adds a group's sums [16][16] to the totals of 16 tokens, whose scales and sums these are.
 template <int BITS>
 void add_group(const Linear& w, int64_t at, const float* scales, const int32_t* sums, const int32_t* dots,
-               __m512* total) {
-    const __m512 scale = load16(w.scales, at, kAll, true);
-    const __m512 zero = BITS == 4 ? load_zeros(w, at) : _mm512_setzero_ps();
+               Floats* total) {
+    const Floats scale = load16(w.scales, at, kAll, true);
+    const Floats zero = BITS == 4 ? load_zeros(w, at) : nothing();
 #pragma GCC unroll 16
     for (int i = 0; i < kTokens; ++i) {
         __m512i dot = _mm512_load_si512(dots + i * kBlock);
         if constexpr (BITS == 8) dot = _mm512_add_epi32(dot, _mm512_set1_epi32(sums[i]));
-        __m512 value = _mm512_cvtepi32_ps(dot);
-        if constexpr (BITS == 4) value = _mm512_fnmadd_ps(zero, _mm512_cvtepi32_ps(_mm512_set1_epi32(sums[i])), value);
-        total[i] = _mm512_fmadd_ps(value, _mm512_mul_ps(scale, _mm512_set1_ps(scales[i])), total[i]);
+        Floats value = _mm512_cvtepi32_ps(dot);
+        if constexpr (BITS == 4) value = minus_times(zero, _mm512_cvtepi32_ps(_mm512_set1_epi32(sums[i])), value);
+        total[i] = times_plus(value, times(scale, all(scales[i])), total[i]);
     }
 }
 
@@ -209,8 +209,8 @@ void times_tiles(const Linear& w, int64_t block, const Rows& x, int64_t m, bool 
         const char* here = reinterpret_cast<const char*>(words);
         tiles::Ahead ahead = {here + 6144, static_cast<int>(lines)};
         if (parts > 1) ahead = {here + size + part * size / parts, static_cast<int>((lines + parts - 1) / parts)};
-        __m512 total[kTokens];
-        for (__m512& one : total) one = _mm512_setzero_ps();
+        Floats total[kTokens];
+        for (__m512& one : total) one = nothing();
         for (int64_t begin = 0; begin < w.groups;) {
             alignas(64) int32_t dots[tiles::kRun * kTokens * kBlock];
             const int64_t run = begin + tiles::kRun <= w.groups ? tiles::kRun : 1;

@@ -150,10 +150,13 @@ def available(weights: str, dtype: torch.dtype, device: torch.device) -> str | N
         return f"{weights} weights need a torch built with oneDNN"
     if dtype not in (torch.bfloat16, torch.float32):
         return f"{weights} weights need bfloat16 or float32, not {str(dtype).removeprefix('torch.')}"
-    if weights == "packed" and dtype == torch.bfloat16 and not torch.ops.mkldnn._is_mkldnn_bf16_supported():
-        return "packed bfloat16 weights need a CPU with AVX-512"
-    if weights == "int4" and (reason := library.reason()):
-        return f"int4 weights cannot be had: {reason}"
+    without = library.reason()
+    if weights == "packed" and dtype == torch.bfloat16 and without and not torch.ops.mkldnn._is_mkldnn_bf16_supported():
+        return f"packed bfloat16 weights cannot be had: {without}"
+    if weights == "int8" and without and not torch.cpu._is_vnni_supported():
+        return f"int8 weights cannot be had: {without}; torch's own sums of products overflow on a CPU without VNNI"
+    if weights == "int4" and without:
+        return f"int4 weights cannot be had: {without}"
     return None
 
 

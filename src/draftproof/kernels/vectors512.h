@@ -6,6 +6,8 @@
 
 constexpr int kShare = 9;  // most tokens that share one reading of a block
 
+inline int64_t share_limit(int64_t) { return kShare; }
+
 // Which of how many shares of the tokens reads a block.
 struct Place {
     int64_t share, shares;
@@ -44,14 +46,14 @@ inline __m512i four(const void* bytes) {
 
 // One block of 16 outputs for MT tokens from `token` on.
 template <int BITS, int MT>
-void times_share(const Linear& w, int64_t block, const Rows& x, int64_t token, Place place, __m512* total) {
+void times_share(const Linear& w, int64_t block, const Rows& x, int64_t token, Place place, Floats* total) {
     const int64_t stride = w.groups * w.group, first = token * w.groups;
     const int64_t size = stride * kBlock * BITS / 8;
     const uint8_t* words = w.words + block * size;
     Ahead ahead = plan_ahead<BITS, MT>(words, size, place);
     const int8_t* row = x.levels.data() + token * stride;
     const __m512i low = _mm512_set1_epi8(15);
-    for (int m = 0; m < MT; ++m) total[m] = _mm512_setzero_ps();
+    for (int m = 0; m < MT; ++m) total[m] = nothing();
     for (int64_t g = 0; g < w.groups; ++g, row += w.group) {
         __m512i dot[MT];
         for (int m = 0; m < MT; ++m)
@@ -70,28 +72,28 @@ void times_share(const Linear& w, int64_t block, const Rows& x, int64_t token, P
             }
         }
         const int64_t at = (block * w.groups + g) * kBlock;
-        const __m512 scale = load16(w.scales, at, kAll, true);
-        const __m512 zero = BITS == 4 ? load_zeros(w, at) : _mm512_setzero_ps();
+        const Floats scale = load16(w.scales, at, kAll, true);
+        const Floats zero = BITS == 4 ? load_zeros(w, at) : nothing();
         for (int m = 0; m < MT; ++m) {
             const int64_t here = first + m * w.groups + g;
-            __m512 value = _mm512_cvtepi32_ps(dot[m]);
+            Floats value = _mm512_cvtepi32_ps(dot[m]);
             if constexpr (BITS == 4)
-                value = _mm512_fnmadd_ps(zero, _mm512_set1_ps(static_cast<float>(x.sums[here])), value);
-            total[m] = _mm512_fmadd_ps(value, _mm512_mul_ps(scale, _mm512_set1_ps(x.scales[here])), total[m]);
+                value = minus_times(zero, all(static_cast<float>(x.sums[here])), value);
+            total[m] = times_plus(value, times(scale, all(x.scales[here])), total[m]);
         }
     }
 }
 
 // The same for bfloat16 weights, with two sums per output to hide their latency.
 template <int MT>
-void times_halves(const Linear& w, int64_t block, const Rows& x, int64_t token, Place place, __m512* total) {
+void times_halves(const Linear& w, int64_t block, const Rows& x, int64_t token, Place place, Floats* total) {
     const int64_t stride = w.groups * w.group;
     const int64_t size = stride * kBlock * 2;
     const uint8_t* words = w.words + block * size;
     Ahead ahead = plan_ahead<16, MT>(words, size, place);
     const uint16_t* row = x.halves.data() + token * stride;
-    __m512 sums[MT][2];
-    for (int m = 0; m < MT; ++m) sums[m][0] = sums[m][1] = _mm512_setzero_ps();
+    Floats sums[MT][2];
+    for (int m = 0; m < MT; ++m) sums[m][0] = sums[m][1] = nothing();
     for (int64_t i = 0; i < stride; i += 4) {
         for (int part = 0; part < 2; ++part, words += 64) {
             const __m512bh word = (__m512bh)_mm512_load_si512(words);
@@ -100,18 +102,18 @@ void times_halves(const Linear& w, int64_t block, const Rows& x, int64_t token, 
                 sums[m][part] = _mm512_dpbf16_ps(sums[m][part], word, (__m512bh)four(row + m * stride + i + 2 * part));
         }
     }
-    for (int m = 0; m < MT; ++m) total[m] = _mm512_add_ps(sums[m][0], sums[m][1]);
+    for (int m = 0; m < MT; ++m) total[m] = plus(sums[m][0], sums[m][1]);
 }
 
 template <int MT>
-void times_share(const Linear& w, int64_t block, const Rows& x, int64_t token, Place place, __m512* total) {
+void times_share(const Linear& w, int64_t block, const Rows& x, int64_t token, Place place, Floats* total) {
     if (w.bits == 16) return times_halves<MT>(w, block, x, token, place, total);
     if (w.bits == 8) return times_share<8, MT>(w, block, x, token, place, total);
     return times_share<4, MT>(w, block, x, token, place, total);
 }
 
 inline void times_share(const Linear& w, int64_t block, const Rows& x, int64_t token, int64_t count, Place place,
-                __m512* total) {
+                        Floats* total) {
     switch (count) {
         case 1: return times_share<1>(w, block, x, token, place, total);
         case 2: return times_share<2>(w, block, x, token, place, total);
