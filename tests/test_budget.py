@@ -513,6 +513,17 @@ def test_words_of_a_drafter_are_taken_for_what_they_turned_out_to_be():
     assert acceptance.chances(0, True, sure)[0] < 0.1 < 0.8 < acceptance.chances(0, True, unsure)[1]
 
 
+def test_failing_first_guesses_say_nothing_of_how_a_copy_goes_on():
+    """Drafts called equally likely at every token: half of them are wrong from the start, the others right throughout."""
+    acceptance = Acceptance()
+    draft = Draft.chain(range(8), survival=[0.7**n for n in range(1, 9)])
+    for n in range(40):
+        acceptance.learn(0, True, 8, draft, range(8) if n % 2 else ())
+    chances = acceptance.chances(0, True, draft)
+    assert 0.4 < chances[0] < 0.6
+    assert chances[7] / chances[0] > 0.8
+
+
 @pytest.mark.parametrize("limit", [0, 1, 3, 9, 70])
 def test_a_table_is_the_curve_at_every_number(limit):
     for points in (FLAT.points, FLAT.points[:1], STEPPED.points):

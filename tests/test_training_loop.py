@@ -210,7 +210,7 @@ def test_a_full_disk_is_one_line_and_what_was_whole_stays(tmp_path, target, monk
         ({"lr": 0.0}, "lr must be a number above 0"),
         ({"warmup": 1.5}, "warmup must be a share from 0 to 1"),
         ({"loss": "l2"}, "unknown loss 'l2': use kl, rkl"),
-        ({"precision": "fp8"}, "precision must be bf16 or fp32"),
+        ({"precision": "fp8"}, "precision must be auto, bf16 or fp32"),
         ({"max_steps": 0}, "max_steps must be"),
         ({"weight_decay": -1.0}, "weight_decay must be at least 0"),
     ],

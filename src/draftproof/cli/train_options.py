@@ -72,7 +72,7 @@ class TrainOptions:
     floor: Annotated[float, typer.Option(rich_help_panel=RUN, help="Where its cosine ends, as a share.")] = 0.1
     weight_decay: Annotated[float, typer.Option(rich_help_panel=RUN, help="Of AdamW.")] = 0.0
     clip: Annotated[float, typer.Option(rich_help_panel=RUN, help="Longest gradient.")] = 1.0
-    precision: Annotated[str, typer.Option(rich_help_panel=RUN, help="bf16 or fp32; weights are fp32.")] = "bf16"
+    precision: Annotated[str, typer.Option(rich_help_panel=RUN, help="bf16, fp32 or auto.")] = "auto"
     loss: Annotated[str, typer.Option(rich_help_panel=RUN, help="kl, rkl, jsd, tv, nla or lk.")] = "lk"
     eta: Annotated[float, typer.Option(rich_help_panel=RUN, help="Of lk: how soon TV takes over from KL.")] = 3.0
     temperature: Annotated[float, typer.Option(rich_help_panel=RUN, help="Of the target's law.")] = 1.0

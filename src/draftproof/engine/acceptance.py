@@ -3,7 +3,8 @@
 Two kinds of evidence. By position: of the rounds that asked for k tokens, how many drafts went on to the k-th, and how
 many texts. Both are conditional on position k - 1, so rounds that asked for less do not bias them (Kaplan and Meier's
 way with censored data), and by statement T10 of block verification they do not depend on K. By the drafter's own word,
-where it says how likely each node is: how often nodes that were called so likely were right.
+where it says how likely each node is: how often nodes that were called so likely were right, a draft's first ones apart
+from those after them: whether a text follows at all is less certain than whether it goes on as it began.
 
 Older rounds weigh less. Everything here is known before the next draft is drawn.
 """
@@ -19,7 +20,7 @@ _RIGHT, _GOES_ON = 0.7, 0.95  # of a drafter that nothing is known about: tokens
 _PRIOR_WEIGHT, _SHARED_WEIGHT = 2.0, 4.0  # rounds' worth of the prior, and of the other sequences
 _OWN_MEMORY, _SHARED_MEMORY = 0.95, 0.99  # weight of a round one round later
 _BINS = 8
-_CENTRES = tuple((i + 0.5) / _BINS for i in range(_BINS))
+_CENTRES = 2 * tuple((i + 0.5) / _BINS for i in range(_BINS))  # of first nodes, then of later ones
 
 
 class Tally:
@@ -126,7 +127,7 @@ class Acceptance:
 
     def chances(self, sequence_id: int, greedy: bool, draft: Draft) -> list[float]:
         """Of a draft whose drafter says how likely its nodes are: how likely they are by what came of such words."""
-        rates = self._blend("called", self._own.get(sequence_id), greedy, _BINS, _CENTRES)
+        rates = self._blend("called", self._own.get(sequence_id), greedy, len(_CENTRES), _CENTRES)
         chances: list[float] = []
         for parent, place in zip(draft.parents, _places(draft)):
             chances.append(rates[place] * (chances[parent] if parent >= 0 else 1.0))
@@ -186,8 +187,8 @@ def _count_words(called: Tally, draft: Draft, places: Sequence[int], path: Seque
 
 def _places(draft: Draft) -> list[int]:
     """The bin of each node by the chance its drafter gives it once its parent is accepted."""
-    survival = draft.survival
-    return [
-        min(_BINS - 1, int(_BINS * own / max(1e-9, survival[parent] if parent >= 0 else 1.0)))
-        for own, parent in zip(survival, draft.parents)
-    ]
+    survival, places = draft.survival, []
+    for own, parent in zip(survival, draft.parents):
+        before, first = (1.0, 0) if parent < 0 else (survival[parent], _BINS)
+        places.append(first + min(_BINS - 1, int(_BINS * own / max(1e-9, before))))
+    return places
