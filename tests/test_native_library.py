@@ -19,6 +19,7 @@ needed = pytest.mark.skipif(library.reason() is not None, reason=str(library.rea
 def fresh(tmp_path, monkeypatch):
     """An empty cache folder, and nothing loaded yet."""
     monkeypatch.setenv("DRAFTPROOF_HOME", str(tmp_path))
+    monkeypatch.delenv("DRAFTPROOF_KERNELS", raising=False)
     library._loaded.cache_clear()
     yield tmp_path / "kernels"
     library._loaded.cache_clear()
