@@ -1,7 +1,8 @@
 """Weight formats behind one interface: y = x W^T + b, with an optional addend.
 
     dense    torch's own layer; runs anywhere; the oracle of the others
-    packed   a blocked layout, exact: bfloat16 by our own kernel where it can be had, else oneDNN's (and its float32)
+    packed   a blocked layout, exact: bfloat16 by our own kernel where it can be had, else oneDNN's (and its float32);
+             on CPUs that do not multiply bfloat16, bfloat16 weights are held in float32
     int8     8-bit weights and activations: our own kernel (a scale per output and group of 64 inputs, activations
              rounded per token and group), else oneDNN's (a scale per output, activations rounded per token)
     int4     4-bit weights with a scale and zero point per output and group of 32 inputs, 8-bit activations per token
@@ -96,17 +97,22 @@ class DenseLinear:
 class PackedLinear:
     """oneDNN's blocked weight layout, the addend fused into the product."""
 
-    min_rows = 4  # fewer rows take longer
-
     def __init__(self, weight: Tensor, bias: Tensor | None = None):
-        self.num_bytes = weight.numel() * weight.element_size()
-        self._packed = torch.ops.mkldnn._reorder_linear_weight(weight.contiguous())
-        self._bias = bias
+        narrow = torch.ops.mkldnn._is_mkldnn_bf16_supported()
+        self.min_rows = 4 if narrow else 2  # fewer rows take longer, and one row may have bits of its own
+        self._dtype = weight.dtype if narrow else torch.float32
+        self.num_bytes = weight.numel() * self._dtype.itemsize
+        self._packed = torch.ops.mkldnn._reorder_linear_weight(weight.to(self._dtype).contiguous())
+        self._bias = None if bias is None else bias.to(self._dtype)
 
     def __call__(self, x: Tensor, add: Tensor | None = None) -> Tensor:
+        wide = x.to(self._dtype)
         if add is None:
-            return torch.ops.mkldnn._linear_pointwise(x, self._packed, self._bias, "none", [], "")
-        return torch.ops.mkldnn._linear_pointwise.binary(x, add, self._packed, self._bias, "add")
+            y = torch.ops.mkldnn._linear_pointwise(wide, self._packed, self._bias, "none", [], "")
+        else:
+            added = add.to(self._dtype)
+            y = torch.ops.mkldnn._linear_pointwise.binary(wide, added, self._packed, self._bias, "add")
+        return y.to(x.dtype)
 
 
 class Int8Linear:
@@ -150,13 +156,8 @@ def available(weights: str, dtype: torch.dtype, device: torch.device) -> str | N
         return f"{weights} weights need a torch built with oneDNN"
     if dtype not in (torch.bfloat16, torch.float32):
         return f"{weights} weights need bfloat16 or float32, not {str(dtype).removeprefix('torch.')}"
-    without = library.reason()
-    if weights == "packed" and dtype == torch.bfloat16 and without and not torch.ops.mkldnn._is_mkldnn_bf16_supported():
-        return f"packed bfloat16 weights cannot be had: {without}"
-    if weights == "int8" and without and not torch.cpu._is_vnni_supported():
-        return f"int8 weights cannot be had: {without}; torch's own sums of products overflow on a CPU without VNNI"
-    if weights == "int4" and without:
-        return f"int4 weights cannot be had: {without}"
+    if weights == "int4" and (reason := library.reason()):
+        return f"int4 weights cannot be had: {reason}"
     return None
 
 
