@@ -50,12 +50,13 @@ with_tiles = pytest.mark.skipif(
 )
 
 
-def bound(weight, x, bits=8, group=None):
-    """The bound in the module's docstring, `[M, N]`, group by group (None: one group); s_x at its largest."""
+def bound(weight, x, bits, group):
+    """The bound in the module's docstring, `[M, N]`, group by group (None: oneDNN's one group); s_x at its largest."""
+    levels = {8: 125, 4: 127}[bits] if group or torch.cpu._is_vnni_supported() else 62
     total = 0.0
     group = group or weight.shape[1]
     for w, v in zip(weight.double().split(group, 1), x.double().split(group, 1)):
-        s_x = v.abs().amax(1) / (125 if bits == 8 else 127)
+        s_x = v.abs().amax(1) / levels
         if bits == 8:
             e_w = 1.006 * w.abs().amax(1) / 127 / 2
         else:

@@ -4,7 +4,8 @@
     packed   a blocked layout, exact: bfloat16 by our own kernel where it can be had, else oneDNN's (and its float32);
              on CPUs that do not multiply bfloat16, bfloat16 weights are held in float32
     int8     8-bit weights and activations: our own kernel (a scale per output and group of 64 inputs, activations
-             rounded per token and group), else oneDNN's (a scale per output, activations rounded per token)
+             rounded per token and group), else oneDNN's (a scale per output, activations rounded per token, to 7 bits
+             on CPUs without VNNI)
     int4     4-bit weights with a scale and zero point per output and group of 32 inputs, 8-bit activations per token
              and group; our own kernel only
 
@@ -12,8 +13,8 @@ Each row of a packed, int8 or int4 product is bit-identical for every number of 
 
 Errors: with weights rounded to within e_w and activations to within s_x / 2, an output differs from the dense one by at
 most  sum_k ( |x_k| e_w + |w_k| s_x / 2 + e_w s_x / 2 )  before the result itself is rounded to its dtype. int8: e_w =
-s_w / 2, s_w <= 1.006 max|w| / 127 over the group or channel, s_x <= max|x| / 125 over the group or token. int4: e_w =
-17/32 s_w, s_w <= 1.006 (max(w, 0) - min(w, 0)) / 15 over the group, s_x = max|x| / 127 over the group.
+s_w / 2, s_w <= 1.006 max|w| / 127 over the group or channel, s_x <= max|x| / 125 over the group or token, / 62 without
+VNNI. int4: e_w = 17/32 s_w, s_w <= 1.006 (max(w, 0) - min(w, 0)) / 15 over the group, s_x = max|x| / 127 over the group.
 """
 
 from __future__ import annotations
@@ -132,18 +133,25 @@ class Int8Linear:
         self._scale = scale
         self._zero = torch.zeros(len(scale), dtype=torch.long)
         self._bias = bias
-        self._centre = torch.tensor(128.5)
+        # Without VNNI products are added in pairs, in 16 bits: with 8-bit activations the sum would be cut off.
+        self._middle = 128 if torch.cpu._is_vnni_supported() else 64
+        self._centre = torch.tensor(self._middle + 0.5)
+        narrow = torch.ops.mkldnn._is_mkldnn_bf16_supported()
+        self._dtype = weight.dtype if narrow else torch.float32  # elsewhere a bfloat16 result takes 200 times as long
 
     def __call__(self, x: Tensor, add: Tensor | None = None) -> Tensor:
-        token = x.abs().amax(dim=-1, keepdim=True).mul_(1 / 126).clamp_(min=1e-12)  # vector_norm(inf) is 7 times slower
+        token = x.abs().amax(dim=-1, keepdim=True)  # vector_norm(inf) is 7 times slower
+        token = token.mul_(1 / (self._middle - 2)).clamp_(min=1e-12)
         levels = torch.addcmul(self._centre, x.float(), token.float().reciprocal()).to(torch.uint8)
         y = torch.ops.onednn.qlinear_pointwise(
-            levels, 1.0, 128, self._packed, self._scale, self._zero, None, 1.0, 0, x.dtype, "none", [], ""
+            levels, 1.0, self._middle, self._packed, self._scale, self._zero, None, 1.0, 0, self._dtype, "none", [], ""
         )
         if self._bias is not None:
             y = torch.addcmul(self._bias, y, token)
-            return y if add is None else y.add_(add)
-        return y.mul_(token) if add is None else torch.addcmul(add, y, token)
+            y = y if add is None else y.add_(add)
+        else:
+            y = y.mul_(token) if add is None else torch.addcmul(add, y, token)
+        return y.to(x.dtype)
 
 
 def available(weights: str, dtype: torch.dtype, device: torch.device) -> str | None:
