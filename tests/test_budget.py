@@ -514,7 +514,7 @@ def test_words_of_a_drafter_are_taken_for_what_they_turned_out_to_be():
 
 
 def test_failing_first_guesses_say_nothing_of_how_a_copy_goes_on():
-    """Drafts called equally likely at every token: half of them are wrong from the start, the others right throughout."""
+    """Drafts called equally likely at every token: half of them are wrong from the start, the others never."""
     acceptance = Acceptance()
     draft = Draft.chain(range(8), survival=[0.7**n for n in range(1, 9)])
     for n in range(40):

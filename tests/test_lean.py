@@ -30,7 +30,7 @@ from draftproof.models.slots import SlotStore
 from draftproof.types import Draft
 from engines import ModelTarget, engine, reference
 from test_cached_lm import KINDS, SMALL, made
-from tiny import TORCH_LACKS, tiny_llama, tiny_model
+from tiny import tiny_llama, tiny_model
 
 FAMILY = {
     **{kind: KINDS[kind] for kind in ("llama", "qwen2", "qwen3")},
@@ -160,8 +160,6 @@ def kernels(request, monkeypatch):
 def test_bit_exact_mode_holds_in_every_cpu_format(dtype, weights, kernels):
     if weights == "int4" and not kernels:
         pytest.skip("int4 needs the kernels")
-    if (weights, dtype) in TORCH_LACKS and not kernels:
-        pytest.skip("torch cannot do it on this CPU")
     forward = make_forward(loaded(randomised(FAMILY["qwen3"], dtype)), weights=weights, bitwise=True)
     assert forward.bitwise and forward.weights == weights
     assert invariance.fault(forward) is None and invariance.attention_fault(forward) is None

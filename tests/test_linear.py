@@ -12,7 +12,6 @@ from draftproof.kernels import library
 from draftproof.models.linear import FORMATS, DenseLinear, Int8Linear, PackedLinear, Prepared, available, maker
 from draftproof.models.native import arena
 from draftproof.models.native.product import NativeLinear
-from tiny import TORCH_LACKS
 
 CPU = torch.device("cpu")
 SHAPES = [(96, 64), (1, 32), (257, 33), (512, 128)]
@@ -44,7 +43,6 @@ def test_packed_equals_dense_up_to_rounding(shape, dtype, bias):
 
 
 native = pytest.mark.skipif(library.reason() is not None, reason=str(library.reason()))
-torch_int8 = pytest.mark.skipif(("int8", torch.float32) in TORCH_LACKS, reason="torch's 8-bit sums overflow here")
 with_tiles = pytest.mark.skipif(
     library.reason() is not None or not library.has_tiles(), reason="this CPU has no matrix unit (AMX)"
 )
@@ -67,7 +65,7 @@ def bound(weight, x, bits, group):
 
 
 FORMS = [
-    pytest.param(Int8Linear, 8, None, id="int8 oneDNN", marks=torch_int8),
+    pytest.param(Int8Linear, 8, None, id="int8 oneDNN"),
     pytest.param(partial(NativeLinear, 8), 8, 64, id="int8 native", marks=native),
     pytest.param(partial(NativeLinear, 4), 4, 32, id="int4 native", marks=native),
 ]
@@ -159,14 +157,12 @@ def test_without_the_kernels_torchs_own_do_the_work(monkeypatch):
     monkeypatch.setattr(library, "reason", lambda: "there is no compiler")
     weight, bias = layer((96, 64), torch.bfloat16)
     oracle = DenseLinear(weight, bias)(rows(4, 64, torch.bfloat16))
-    for name, kind in (("packed", PackedLinear), ("int8", Int8Linear), ("int4", None)):
-        if kind is None or (name, torch.bfloat16) in TORCH_LACKS:
-            with pytest.raises(OptionError, match=f"{name} (bfloat16 )?weights cannot be had: there is no compiler"):
-                maker(name, torch.bfloat16, CPU)
-        else:
-            made = maker(name, torch.bfloat16, CPU)[1](weight, bias)
-            assert type(made) is kind
-            assert torch.allclose(made(rows(4, 64, torch.bfloat16)), oracle, rtol=0.05, atol=0.5)
+    for name, kind in (("packed", PackedLinear), ("int8", Int8Linear)):
+        made = maker(name, torch.bfloat16, CPU)[1](weight, bias)
+        assert type(made) is kind
+        assert torch.allclose(made(rows(4, 64, torch.bfloat16)), oracle, rtol=0.05, atol=0.5)
+    with pytest.raises(OptionError, match="int4 weights cannot be had: there is no compiler"):
+        maker("int4", torch.bfloat16, CPU)
 
 
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16], ids=str)
@@ -183,9 +179,6 @@ def test_without_the_kernels_torchs_own_do_the_work(monkeypatch):
 def test_a_row_has_the_same_bits_whatever_number_of_rows_shares_the_product(name, dtype, own, monkeypatch):
     if not own:
         monkeypatch.setattr(library, "reason", lambda: "turned off")
-        if (name, dtype) in TORCH_LACKS:
-            assert "cannot be had: turned off" in available(name, dtype, CPU)
-            return
     weight, bias = layer((384, 256), dtype)
     made = maker(name, dtype, CPU)[1](weight, bias)
     x, add = rows(40, 256, dtype), rows(40, 384, dtype, 2)

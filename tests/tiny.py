@@ -5,18 +5,12 @@ from __future__ import annotations
 from pathlib import Path
 from typing import Any
 
-import torch
 from tokenizers import Tokenizer, decoders, models, pre_tokenizers
 from transformers import PreTrainedTokenizerFast
 
 from draftproof.audit.tiny import tiny_llama as tiny_llama
 from draftproof.audit.tiny import tiny_model as tiny_model
 
-# Weight formats, by dtype, that torch's own kernels do not give on this CPU.
-TORCH_LACKS = {
-    *((("packed", torch.bfloat16),) if not torch.ops.mkldnn._is_mkldnn_bf16_supported() else ()),
-    *((("int8", dtype) for dtype in (torch.float32, torch.bfloat16)) if not torch.cpu._is_vnni_supported() else ()),
-}
 BYTES = sorted(pre_tokenizers.ByteLevel.alphabet())
 SPECIALS = ("<|end|>", "<|user|>", "<|assistant|>")
 TEXT_VOCAB = len(BYTES) + len(SPECIALS)  # 259: the smallest vocabulary that can hold any text
