@@ -22,7 +22,7 @@ TARGET, DRAFTER = "qwen2.5-coder-1.5b", "model:qwen2.5-coder-0.5b"
 def drafters(plain: dp.Engine, vocab: int) -> dict[str, dp.Engine]:
     """Name to engine; all share the target."""
     found = {"none": plain}
-    for name, max_draft in (("ngram", 8), ("suffix", 16)):
+    for name, max_draft in (("ngram", 8), ("suffix", 24)):
         found[f"{name} K={max_draft}"] = dp.load(plain, name, max_draft=max_draft)
     for name, size in (("model", None), (f"model, {vocab} tokens", vocab)):
         model = dp.load(plain, DRAFTER, draft_vocab=size)

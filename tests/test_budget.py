@@ -557,6 +557,24 @@ def test_costs_are_measured_by_passes_and_by_proposals() -> None:
     assert target.num_busy == small.num_busy == 0
 
 
+def test_a_busy_machine_does_not_make_further_passes_of_a_chain_dear() -> None:
+    """Every longer draft was measured while something else ran; single ones happened not to be."""
+    from draftproof.drafters.draft_model import ModelDrafter
+
+    class Disturbed(ModelDrafter):
+        def propose(self, requests):
+            drafts = super().propose(requests)
+            if requests[0].max_nodes == 8:
+                ticker.pass_ms(100)
+            return drafts
+
+    ticker = Ticker()
+    target, small = CachedLM(FakeForward(ticker, 10, 0.5), 2), CachedLM(FakeForward(ticker, 2), 2)
+    costs = target_costs(target, 20, clock=ticker)
+    costs = with_drafter(costs, target, Disturbed(small, VOCAB, VOCAB), 8, clock=ticker)
+    assert costs.draft_first == pytest.approx(2e-3) and costs.draft_next <= 1.5 * costs.draft_first
+
+
 @pytest.mark.parametrize("drafter", ["self:1", "ngram", "suffix,self:1"])
 def test_measuring_leaves_no_trace(drafter: str, tmp_path) -> None:
     """Drafters that write into the target's rows did so on the very text that is continued here."""

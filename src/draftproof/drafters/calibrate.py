@@ -19,6 +19,8 @@ _SIZES = (1, 2, 4, 8, 16, 32, 64)
 _CONTEXT, _LONG = 64, 1024  # tokens in the cache
 _REPEATS = 3
 _WORDS, _TIMES = 8, 5  # the text that drafters are timed with: so many tokens, so often, for look-ups to find something
+_MOST_NEXT = 1.5  # in a chain, a further pass over the first; more is another process that took the CPU meanwhile, and
+# believed it would keep drafts at one token, by which it cannot be put right
 _TARGET_SECONDS, _CONTEXT_SECONDS, _DRAFT_SECONDS = 1.4, 0.4, 0.6
 
 
@@ -88,6 +90,8 @@ def with_drafter(
     first = statistics.median(times[1])
     more = layers[max_draft] - max(1, layers[1])
     following = max(0.0, statistics.median(times[max_draft]) - first) / more if more > 0 else first
+    if draft.is_chain:
+        following = min(following, _MOST_NEXT * first)
     reading = max(0.0, unread - first) / max(1, len(text) - known)
     return replace(costs, draft_first=first, draft_next=following, draft_reading=reading)
 
