@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 from collections.abc import Sequence
 from typing import Any
 
@@ -33,10 +34,10 @@ def model_drafter(model: Any, vocab_size: int = 128, common: int | None = None, 
 
 
 class ModelTarget(FnTarget):
-    """A transformers model as a pure function of the whole prefix: no cache, one plain pass per token."""
+    """A transformers model as a pure function of the whole prefix: no cache, one plain pass for each prefix."""
 
     def __init__(self, model: Any):
-        super().__init__(self._plain, model.config.vocab_size, max_length=model.config.max_position_embeddings)
+        super().__init__(functools.cache(self._plain), model.config.vocab_size, max_length=model.config.max_position_embeddings)
         self.model = model
 
     @torch.inference_mode()
