@@ -63,20 +63,27 @@ def test_sampled_text_depends_on_the_seed_alone(plain):
     assert all(r.stats.acceptance_rate == 1 for r in together), "p = q accepts everything"
 
 
-@pytest.mark.parametrize("mode", ["auto", "string"])
-def test_smollm2_drafts_for_qwen_across_their_tokenizers(mode):
+@pytest.fixture(scope="module")
+def qwen():
     """Where Qwen2.5-Coder 1.5B lies in the cache folder (1.1 GB; not fetched for this)."""
     from draftproof.models import store
 
     if not (store.models_dir() / "qwen2.5-coder-1.5b").is_dir():
         pytest.skip("qwen2.5-coder-1.5b is not in the cache folder")
-    target = dp.load("qwen2.5-coder-1.5b", max_batch=2)
-    params = dp.SamplingParams(temperature=0, max_new_tokens=24)
-    expected = target.generate(PROMPTS[:2], params)
-    engine = dp.load(target, "model:smollm2-135m", max_draft=4, cross_vocab=mode, adaptive=False)
-    results = engine.generate(PROMPTS[:2], params)
-    assert target.config["bitwise"]
-    assert [r.token_ids for r in results] == [r.token_ids for r in expected]
+    return dp.load("qwen2.5-coder-1.5b", max_batch=2)
+
+
+@pytest.fixture(scope="module")
+def of_qwen(qwen):
+    return qwen.generate(PROMPTS[:2], dp.SamplingParams(temperature=0, max_new_tokens=24))
+
+
+@pytest.mark.parametrize("mode", ["auto", "string"])
+def test_smollm2_drafts_for_qwen_across_their_tokenizers(qwen, of_qwen, mode):
+    engine = dp.load(qwen, "model:smollm2-135m", max_draft=4, cross_vocab=mode, adaptive=False)
+    results = engine.generate(PROMPTS[:2], dp.SamplingParams(temperature=0, max_new_tokens=24))
+    assert qwen.config["bitwise"]
+    assert [r.token_ids for r in results] == [r.token_ids for r in of_qwen]
     assert sum(r.stats.num_accepted for r in results) >= 10, "most of the repeated code is guessed"
     sampled = engine.generate(PROMPTS[1], dp.SamplingParams(temperature=0.8, max_new_tokens=24, seed=1))[0]
     assert sampled.stats.num_drafted > 0
