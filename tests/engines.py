@@ -37,7 +37,9 @@ class ModelTarget(FnTarget):
     """A transformers model as a pure function of the whole prefix: no cache, one plain pass for each prefix."""
 
     def __init__(self, model: Any):
-        super().__init__(functools.cache(self._plain), model.config.vocab_size, max_length=model.config.max_position_embeddings)
+        super().__init__(
+            functools.cache(self._plain), model.config.vocab_size, max_length=model.config.max_position_embeddings
+        )
         self.model = model
 
     @torch.inference_mode()

@@ -472,9 +472,18 @@ def test_demo_runs_the_pair_unless_told_otherwise(
         return [a_row(drafter="none", speedup=1.0), a_row()], CURVE
 
     monkeypatch.setattr(demo_module, "measure", measure)
+    monkeypatch.setattr("draftproof.kernels.library.reason", lambda: "there is no compiler")
     assert main(["demo", *arguments]) == 0
     assert seen[0][:3] == asked
     assert seen[0][3] == SamplingParams(temperature=0, max_new_tokens=128)
+
+
+def test_the_small_demo_runs_in_the_dtype_the_kernels_are_for(monkeypatch: pytest.MonkeyPatch) -> None:
+    seen: list[Any] = []
+    monkeypatch.setattr(demo_module, "measure", lambda *given: seen.append(given) or ([a_row(), a_row()], CURVE))
+    monkeypatch.setattr("draftproof.kernels.library.reason", lambda: None)
+    assert main(["demo", "--small"]) == 0
+    assert seen[0][2] == "bfloat16"
 
 
 @pytest.mark.parametrize(

@@ -36,7 +36,8 @@ def demo(
         list[str] | None, typer.Option("--drafter", "-d", help="Compare this drafter with none; repeatable.")
     ] = None,
     dtype: Annotated[
-        str | None, typer.Option(help="Default: bfloat16 for Qwen2.5-Coder, else float32.", show_default=False)
+        str | None,
+        typer.Option(help="Default: bfloat16; float32 for small models without our kernels.", show_default=False),
     ] = None,
     json: JsonFile = None,
 ) -> None:
@@ -46,6 +47,7 @@ def demo(
     sibling. Exit status 1 if a text differs from plain decoding by more than rounding.
     """
     document = Document(json)
+    from ..kernels import library
     from ..params import SamplingParams
     from . import show, tables
 
@@ -53,7 +55,7 @@ def demo(
     names = drafter or (["ngram", PAIR_DRAFTER] if pair else ["ngram"])
     target = target or (PAIR_TARGET if pair else DEFAULT_TARGET)
     params = SamplingParams(temperature=0, max_new_tokens=max_new_tokens)
-    chosen = dtype or ("bfloat16" if pair else "float32")
+    chosen = dtype or ("bfloat16" if pair or library.reason() is None else "float32")
     rows, curve = measure(target, [name for name in dict.fromkeys(names) if name != "none"], chosen, params)
     console = show.out()
     console.print(tables.rows(rows, latency=False))
