@@ -44,8 +44,8 @@ def test_without_a_working_compiler_the_reason_is_one_line_and_torch_does_the_wo
     assert list(fresh.iterdir()) == []
     with pytest.raises(RuntimeError, match="cannot be compiled"):
         library.library()
-    linear = maker("packed", torch.float32, torch.device("cpu"))[1](torch.ones(32, 32), None)
-    assert torch.equal(linear(torch.ones(4, 32)), torch.full((4, 32), 32.0))
+    linear = maker("packed", torch.bfloat16, torch.device("cpu"))[1](torch.ones(32, 32).bfloat16(), None)
+    assert torch.equal(linear(torch.ones(4, 32).bfloat16()), torch.full((4, 32), 32.0).bfloat16())
 
 
 @needed

@@ -13,8 +13,9 @@ Each row of a packed, int8 or int4 product is bit-identical for every number of 
 
 Errors: with weights rounded to within e_w and activations to within s_x / 2, an output differs from the dense one by at
 most  sum_k ( |x_k| e_w + |w_k| s_x / 2 + e_w s_x / 2 )  before the result itself is rounded to its dtype. int8: e_w =
-s_w / 2, s_w <= 1.006 max|w| / 127 over the group or channel, s_x <= max|x| / 125 over the group or token, / 62 without
-VNNI. int4: e_w = 17/32 s_w, s_w <= 1.006 (max(w, 0) - min(w, 0)) / 15 and s_x = max|x| / 127 over the group.
+s_w / 2, s_w <= 1.006 max|w| / 127 over the group or channel, s_x <= max|x| / 125 over the group or token (/ 62 for
+oneDNN's without VNNI). int4: e_w = 17/32 s_w, s_w <= 1.006 (max(w, 0) - min(w, 0)) / 15 over the group, s_x = max|x|
+/ 127 over the group.
 """
 
 from __future__ import annotations
