@@ -100,9 +100,8 @@ class PackedLinear:
     """oneDNN's blocked weight layout, the addend fused into the product."""
 
     def __init__(self, weight: Tensor, bias: Tensor | None = None):
-        narrow = torch.ops.mkldnn._is_mkldnn_bf16_supported()
-        self.min_rows = 4 if narrow else 2  # fewer rows take longer, and one row may have bits of its own
-        self._dtype = weight.dtype if narrow else torch.float32
+        self.min_rows = 4 if multiplies_bfloat16() else 2  # fewer take longer, and one row may have bits of its own
+        self._dtype = weight.dtype if multiplies_bfloat16() else torch.float32
         self.num_bytes = weight.numel() * self._dtype.itemsize
         self._packed = torch.ops.mkldnn._reorder_linear_weight(weight.to(self._dtype).contiguous())
         self._bias = None if bias is None else bias.to(self._dtype)
@@ -137,8 +136,8 @@ class Int8Linear:
         # Without VNNI products are added in pairs, in 16 bits: with 8-bit activations the sum would be cut off.
         self._middle = 128 if torch.cpu._is_vnni_supported() else 64
         self._centre = torch.tensor(self._middle + 0.5)
-        narrow = torch.ops.mkldnn._is_mkldnn_bf16_supported()
-        self._dtype = weight.dtype if narrow else torch.float32  # elsewhere a bfloat16 result takes 200 times as long
+        # A bfloat16 result takes 200 times as long on other CPUs.
+        self._dtype = weight.dtype if multiplies_bfloat16() else torch.float32
 
     def __call__(self, x: Tensor, add: Tensor | None = None) -> Tensor:
         token = x.abs().amax(dim=-1, keepdim=True)  # vector_norm(inf) is 7 times slower
@@ -153,6 +152,11 @@ class Int8Linear:
         else:
             y = y.mul_(token) if add is None else torch.addcmul(add, y, token)
         return y.to(x.dtype)
+
+
+def multiplies_bfloat16() -> bool:
+    """Whether torch's kernels have instructions for it on this CPU."""
+    return bool(torch.ops.mkldnn._is_mkldnn_bf16_supported())
 
 
 def available(weights: str, dtype: torch.dtype, device: torch.device) -> str | None:

@@ -8,6 +8,7 @@ from typing import Any
 import torch
 
 from ..errors import OptionError
+from ..models.linear import multiplies_bfloat16
 from .losses import LOSSES
 
 
@@ -93,4 +94,4 @@ class Settings:
 
 def faster_precision() -> str:
     """bfloat16 on a GPU, or a CPU with instructions for it; on other CPUs it takes six times as long."""
-    return "bf16" if torch.cuda.is_available() or torch.ops.mkldnn._is_mkldnn_bf16_supported() else "fp32"
+    return "bf16" if torch.cuda.is_available() or multiplies_bfloat16() else "fp32"
